@@ -1,0 +1,41 @@
+# Every target makes its own environment first; nothing else has to be run before.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup serve test check format bench clean
+.DEFAULT_GOAL := setup
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25" -c constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $(STAMP)
+
+setup: $(STAMP) ## the virtual environment with everything
+
+serve: $(STAMP) ## the server on the embedded default model, port 8000
+	$(BIN)/emberline serve
+
+test: $(STAMP) ## every test
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## format, lint, types, import layers, fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/unit tests/docs
+
+format: $(STAMP) ## apply formatting and safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## acceptance and CPU decode benchmarks
+	$(BIN)/python benchmarks/acceptance.py
+	$(BIN)/python benchmarks/decode_cpu.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,143 @@
+"""Every tensor-carrying value that crosses a file. Frozen: made by one file, read by the others.
+
+Letters in shapes: B requests in the step, T live tokens, Q scored tokens, N emitted tokens,
+K most drafts a request, V vocabulary, A tapped width, M pages a request, C tokens committed,
+S request slots, L top-k width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from torch import Tensor
+
+from emberline.layout import Scored, TokenLayout, Tokens
+
+
+class Purpose(IntEnum):
+    """What a draw is for. Part of its key, so that no two decisions ever share noise by accident."""
+
+    TARGET = 0  # the target's own draw at a position: plain decode, bonus, everything under coupled
+    DRAFT = 1  # a draft under rejection
+    ACCEPT = 2  # the coin of a draft's acceptance
+    RECOVER = 3  # the draw from max(p - q, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawKeys:
+    """Names N draws by (seed, position, purpose): a result never depends on the batch around it."""
+
+    seeds: Tensor  # [N] int64
+    positions: Tensor  # [N] int64, sequence position of the token being drawn
+    purposes: Tensor  # [N] int64
+
+
+class Draws(Protocol):
+    """The engine's only source of randomness. Tests replace it to enumerate a law exactly."""
+
+    def categorical(self, logits: Tensor, keys: DrawKeys) -> Tensor:
+        """Draw one id a row from softmax(logits). [N, V] -> [N] int64."""
+        ...
+
+    def coin(self, probs: Tensor, keys: DrawKeys) -> Tensor:
+        """True with the given probability. [N] -> [N] bool."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Shape of the KV that some layers keep in the pages."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    lookahead: int = 0  # positions by which a prefix match is shortened (0 DSpark/DFlash, 1 EAGLE-3)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """What the target runs in one step."""
+
+    layout: TokenLayout
+    token_ids: Tokens  # [T] int64
+    positions: Tokens  # [T] int64
+    slot_mapping: Tokens  # [T] int64: page * page_size + offset in page
+    page_table: Tensor  # [B, M] int64, padded with page 0
+    seq_lens: Tensor  # [B] int64: tokens in KV once this step has run
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """What the target says."""
+
+    logits: Scored  # [Q, V] float32 (float64 if the target computes in it)
+    taps: Tokens | None  # [T, A] tapped layers' raw outputs, concatenated in tap order
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter may know. Only requests that draft are in it: B here is their number."""
+
+    req_index: Tensor  # [B] int64, slot of the request
+    anchors: Tensor  # [B] int64, last committed token: emitted, no KV yet
+    positions: Tensor  # [B] int64, the anchor's position = tokens with KV before it
+    page_table: Tensor  # [B, M] int64
+    history: Tensor  # [S, max_model_len] int64, tokens by slot; valid up to and with the anchor
+    temperatures: Tensor  # [B] float32, 0 = greedy
+    seeds: Tensor  # [B] int64
+    coupled: Tensor  # [B] bool: draw with Purpose.TARGET noise instead of Purpose.DRAFT
+    need_logits: bool  # False: nobody will read q (all greedy or coupled)
+    draws: Draws
+
+
+@dataclass(frozen=True, slots=True)
+class DraftProposal:
+    """Drafts, and exactly what they were drawn from."""
+
+    token_ids: Tensor  # [B, K] int64
+    num_drafted: Tensor  # [B] int64, 0 .. K
+    logits: Tensor | None  # [B, K, V] float: q = softmax of it; None: each draft is a point mass
+    confidence: Tensor | None  # [B, K] float32 in [0, 1], each given that all before it survived
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedTokens:
+    """Tokens whose target KV became final in this step, with what a drafter needs to follow."""
+
+    token_ids: Tensor  # [C] int64
+    following_ids: Tensor  # [C] int64, the next token of the sequence, known by now
+    positions: Tensor  # [C] int64
+    slot_mapping: Tensor  # [C] int64
+    req_index: Tensor  # [C] int64
+    taps: Tensor | None  # [C, A]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How much of each block is verified."""
+
+    num_admitted: Tensor  # [B] int64, drafts verified: 0 .. num_drafted
+    num_draft_tokens: int  # their sum, on the host so that T is known
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a step emits. Entry i of a request's run was drawn from entry i of its window."""
+
+    num_accepted: Tensor  # [B] int64
+    token_ids: Tensor  # [N] int64, request-major
+    scored_index: Tensor  # [N] int64, the logits row each id was drawn from
+    emitted_start_loc: Tensor  # [B + 1] int64
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Log-probabilities of N tokens, nats, float32."""
+
+    token_ids: Tensor  # [N] int64
+    logprobs: Tensor  # [N]
+    ranks: Tensor  # [N] int64, 1-based, ties share the better rank
+    top_ids: Tensor  # [N, L] int64, most likely first, ties to the lowest id
+    top_logprobs: Tensor  # [N, L]

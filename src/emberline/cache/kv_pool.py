@@ -1,0 +1,51 @@
+"""KV tensors by slot. One pool for the target's layers, one for the draft's; the page ids are shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emberline.batch import KVSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """Keys and values of every slot. Slot = page * page_size + offset; page 0 is scratch."""
+
+    keys: Tensor  # [num_layers, num_slots, num_kv_heads, head_dim]
+    values: Tensor  # [num_layers, num_slots, num_kv_heads, head_dim]
+    page_size: int
+
+    @classmethod
+    def allocate(
+        cls, spec: KVSpec, num_pages: int, page_size: int, dtype: torch.dtype, device: str
+    ) -> KVPool:
+        """Zeroed pool of `num_pages` pages. On a CPU the memory is only touched as it fills."""
+        shape = (spec.num_layers, num_pages * page_size, spec.num_kv_heads, spec.head_dim)
+        return cls(_zeros(shape, dtype, device), _zeros(shape, dtype, device), page_size)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store [N, num_kv_heads, head_dim] keys and values at `slots` [N]."""
+        self.keys[layer].index_copy_(0, slots, keys)
+        self.values[layer].index_copy_(0, slots, values)
+
+    def slots_of(self, page_table: Tensor, window: int) -> Tensor:
+        """[B, M] pages to the [B, window] slots of positions 0 .. window-1 (page 0 past the end)."""
+        pages = -(-window // self.page_size)
+        table = page_table[:, :pages]
+        if table.shape[1] < pages:
+            table = torch.nn.functional.pad(table, (0, pages - table.shape[1]))
+        offsets = torch.arange(self.page_size, device=page_table.device)
+        return (table[:, :, None] * self.page_size + offsets).flatten(1)[:, :window]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy's zeros come from calloc: pages of memory appear on first write, torch.zeros fills now.
+    width = torch.empty(0, dtype=dtype).element_size()
+    raw = np.zeros(int(np.prod(shape)) * width, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)

@@ -1,0 +1,79 @@
+"""The engine's settings: frozen, composed, each validating itself. Knows no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DtypeName = Literal["auto", "float32", "bfloat16"]
+LayoutKind = Literal["static", "compact"]
+PlannerName = Literal["verify_all", "threshold"]
+
+
+def _positive(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Paged KV. One page id names `page_size` tokens in every layer of target and draft."""
+
+    page_size: int = 16
+    num_tokens: int = 65_536  # capacity of the pool; memory is touched only as it fills
+
+    def __post_init__(self) -> None:
+        _positive(self, "page_size", "num_tokens")
+        if 128 % self.page_size:
+            raise ValueError(f"page_size must divide 128, got {self.page_size}")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Budgets of one step and limits of the queue."""
+
+    max_num_reqs: int = 16
+    max_num_tokens: int = 1_024  # tokens the target runs in one step, drafts included
+    prefill_chunk: int = 512
+    max_queue: int = 256
+    max_model_len: int | None = None  # None = the model's own context length
+
+    def __post_init__(self) -> None:
+        _positive(self, "max_num_reqs", "max_num_tokens", "prefill_chunk", "max_queue")
+        if self.max_num_tokens < self.max_num_reqs:
+            raise ValueError("max_num_tokens must be at least max_num_reqs: one token a request")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Which drafter, how many drafts, and how much of a block is verified."""
+
+    drafter: str = "auto"  # auto: what the draft checkpoint is; "ngram"; "none"
+    num_draft_tokens: int | None = None  # None = the drafter's block
+    planner: PlannerName = "verify_all"
+    threshold: float = 0.3  # planner "threshold": least survival worth verifying
+    layout: LayoutKind = "compact"
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens is not None:
+            _positive(self, "num_draft_tokens")
+        if not 0.0 <= self.threshold <= 1.0:
+            raise ValueError(f"threshold must be in [0, 1], got {self.threshold}")
+        if self.planner not in ("verify_all", "threshold"):
+            raise ValueError(f"planner must be verify_all or threshold, got {self.planner!r}")
+        if self.layout not in ("static", "compact"):
+            raise ValueError(f"layout must be static or compact, got {self.layout!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine needs besides the model's files."""
+
+    dtype: DtypeName = "auto"
+    device: str = "cpu"
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    poison_padding: bool = False  # tests: padding rows are NaN, never a plausible number

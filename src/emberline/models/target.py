@@ -1,0 +1,45 @@
+"""The target protocol: what the engine needs of a model, and nothing more."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from emberline.batch import ForwardBatch, KVSpec, TargetOutput
+
+
+class Target(Protocol):
+    """A causal language model over paged KV."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V, columns of the logits."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Context length in tokens."""
+        ...
+
+    @property
+    def kv_spec(self) -> KVSpec | None:
+        """KV kept in the pages; None for a target without any (a table)."""
+        ...
+
+    @property
+    def min_rows(self) -> int:
+        """Least rows a step should run for its results to be independent of the row count."""
+        ...
+
+    def forward(self, batch: ForwardBatch) -> TargetOutput:
+        """Run one step: write KV of every token, return logits of every scored one and the taps."""
+        ...
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Input embeddings, shared with the drafter. [...] int64 -> [..., D]."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of normed hidden states, shared with the drafter. [N, D] -> [N, V] float32."""
+        ...

@@ -1,0 +1,215 @@
+"""What a request asks for and what it gets back. Owns validation; knows no tensors, no text, no engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal
+
+MAX_TOP_LOGPROBS = 1024
+MAX_CHOICES = 128
+LOGPROB_FLOOR = -9999.0
+"""What JSON carries for a log-probability of minus infinity, so that every number is finite."""
+
+
+class InvalidRequest(ValueError):
+    """A request that can never run. `param` names the offending field; the message says the remedy."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class QueueFull(RuntimeError):
+    """The waiting queue is at its limit; try again after `retry_after` seconds."""
+
+    def __init__(self, limit: int, retry_after: int = 1) -> None:
+        super().__init__(f"{limit} requests are already waiting; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be a finite number, got {value!r}", name)
+    if value < low or value > high or (low_open and value == low):
+        bracket = "(" if low_open else "["
+        raise InvalidRequest(f"{name} must be in {bracket}{low}, {high}], got {value}", name)
+
+
+def _is_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be an integer, got {value!r}", name)
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise InvalidRequest(f"{name} must be {limit}, got {value}", name)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request samples, stops and reports. Every option holds at every position of a block.
+
+    Raises `InvalidRequest` naming the field on any value that has no meaning.
+    """
+
+    temperature: float = 1.0  # 0 = greedy, ties to the lowest id
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1 = off
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0  # until then EOS and stop ids are masked and stop strings ignored
+    max_tokens: int | None = None  # None = up to the context limit; 0 only with prompt logprobs
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # None = off, 0 = the emitted token only, k = and the k best
+    logprob_token_ids: Sequence[int] = ()  # also score these ids at every position
+    prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0  # first prompt position reported (position 0 has no value)
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    accept: Literal["auto", "rejection", "coupled"] = "auto"  # auto: coupled when seeded
+    speculate: bool = True
+
+    def __post_init__(self) -> None:
+        _in_range("temperature", self.temperature, 0.0, 100.0)
+        _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _is_int("top_k", self.top_k, -1)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _is_int("seed", self.seed, -(2**63), 2**64 - 1)
+        _is_int("n", self.n, 1, MAX_CHOICES)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        for token_id, bias in self.logit_bias.items():
+            _is_int("logit_bias", token_id, 0)
+            _in_range("logit_bias", bias, -100.0, 100.0)
+        if isinstance(self.stop, str) or any(not isinstance(s, str) or not s for s in self.stop):
+            raise InvalidRequest("stop must be a list of non-empty strings", "stop")
+        for token_id in self.stop_token_ids:
+            _is_int("stop_token_ids", token_id, 0)
+        _is_int("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            low = 0 if self.prompt_logprobs is not None else 1
+            _is_int("max_tokens", self.max_tokens, low)
+            if self.min_tokens > self.max_tokens:
+                raise InvalidRequest(
+                    f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}",
+                    "min_tokens",
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _is_int(name, value, 0, MAX_TOP_LOGPROBS)
+        for token_id in self.logprob_token_ids:
+            _is_int("logprob_token_ids", token_id, 0)
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequest("logprob_token_ids needs logprobs", "logprob_token_ids")
+        _is_int("prompt_logprobs_start", self.prompt_logprobs_start, 0)
+        if self.logprobs_mode not in ("raw", "processed"):
+            raise InvalidRequest("logprobs_mode must be 'raw' or 'processed'", "logprobs_mode")
+        if self.accept not in ("auto", "rejection", "coupled"):
+            raise InvalidRequest("accept must be 'auto', 'rejection' or 'coupled'", "accept")
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        for name in ("stop", "stop_token_ids", "logprob_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the emitted token is always the most likely one."""
+        return self.temperature == 0.0
+
+    @property
+    def coupled(self) -> bool:
+        """Whether draft and target share their noise, so that a seeded text ignores speculation."""
+        return self.accept == "coupled" or (self.accept == "auto" and self.seed is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to continue. A choice of an `n > 1` call is a request of its own."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    choice: int = 0  # distinguishes the draws of choices that share a seed
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probabilities of one emitted (or prompt) token, in nats, all from one distribution."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = most likely; ties share the better rank
+    top_ids: tuple[int, ...] = ()  # most likely first, ties to the lowest id
+    top_logprobs: tuple[float, ...] = ()
+    chosen_logprobs: tuple[float, ...] = ()  # of `logprob_token_ids`, in their order
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """How a request was speculated. Exact counts, never windowed."""
+
+    num_steps: int = 0  # verify steps: steps that emitted tokens after the prompt's last chunk
+    num_drafted: int = 0  # draft tokens proposed
+    num_verified: int = 0  # of those, run through the target
+    num_accepted: int = 0  # of those, accepted
+    num_emitted: int = 0  # tokens emitted by those steps
+    verified_per_pos: tuple[int, ...] = ()
+    accepted_per_pos: tuple[int, ...] = ()
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a verify step, recovered or bonus token included; 0.0 before the first step."""
+        return self.num_emitted / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the verified drafts that were accepted; 0.0 when none was verified."""
+        return self.num_accepted / self.num_verified if self.num_verified else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step added to a request. Deltas: concatenating them gives the whole answer.
+
+    `logprobs` has exactly one entry a token of `token_ids` whenever the request asked, streamed or
+    not. `text` may lag behind the tokens (incomplete characters, a possible stop string).
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    text: str = ""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once, with the first tokens
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the id or string that stopped it; None for EOS
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0  # so far, these included
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the request's last output."""
+        return self.finish_reason is not None
