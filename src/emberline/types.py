@@ -213,3 +213,20 @@ class RequestOutput:
     def finished(self) -> bool:
         """Whether this is the request's last output."""
         return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """Counters of the engine since its start, and what it holds now."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0  # share of the pages in use, 0 .. 1
+    num_engine_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_verify_steps: int = 0  # summed over requests
+    num_draft_tokens: int = 0  # verified drafts
+    num_accepted_tokens: int = 0
+    accepted_per_pos: tuple[int, ...] = ()
