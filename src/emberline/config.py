@@ -35,7 +35,7 @@ class SchedulerConfig:
     """Budgets of one step and limits of the queue."""
 
     max_num_reqs: int = 16
-    max_num_tokens: int = 1_024  # tokens the target runs in one step, drafts included
+    max_num_tokens: int = 1_024  # known tokens (prompts, anchors) a step; drafts come on top
     prefill_chunk: int = 512
     max_queue: int = 256
     max_model_len: int | None = None  # None = the model's own context length

@@ -1,1 +1,1 @@
-"""TODO."""
+"""KV memory: which pages there are, and the tensors behind them."""

@@ -1,0 +1,108 @@
+"""What the engine remembers of one request, and when its emitted run must end.
+
+Owned and changed by the scheduler alone. Knows token ids and counts, no tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from emberline.types import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprobs,
+)
+
+
+class TextStream(Protocol):
+    """The text side of a request: bytes of tokens, stop strings. Lives in detokenizer.py."""
+
+    def push(self, token_id: int, *, check_stop: bool = True) -> str | None:
+        """Take one emitted token; return the stop string that it completed, if any."""
+        ...
+
+    def take(self, final: bool = False) -> str:
+        """Text that may be released now."""
+        ...
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request from admission to its end."""
+
+    request: Request
+    text: TextStream | None
+    seed: int  # of every draw of this request
+    length_limit: int  # most tokens the sequence may hold, prompt included
+    stop_ids: frozenset[int]  # EOS of the model, or nothing under ignore_eos
+    token_ids: list[int]
+    num_computed: int = 0  # tokens with target KV
+    pages: list[int] = field(default_factory=list)
+    slot: int = -1  # row of the token table while running
+    aborted: bool = False
+    prompt_scores: list[TokenLogprobs | None] | None = None
+    num_prompt_reported: int = 0  # of prompt_scores, handed out once complete
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's sampling options."""
+        return self.request.params
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that are known but have no KV yet; 1 means plain decode."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.length_limit - len(self.token_ids)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether prompt log-probabilities are still to be computed."""
+        return self.prompt_scores is not None and len(self.prompt_scores) < self.num_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why and by what an emitted run ended."""
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+def append_run(state: RequestState, run: list[int]) -> tuple[list[int], Ending | None]:
+    """Append the emitted run up to and with the token that ends the request, if one does.
+
+    One token at a time, so that a stop inside a block cuts ids, log-probabilities, text and counts
+    at the same place whatever was accepted beyond it. Returns the tokens kept and the ending.
+    """
+    params = state.params
+    for count, token_id in enumerate(run, 1):
+        state.token_ids.append(token_id)
+        may_stop = state.num_output >= params.min_tokens
+        matched = state.text.push(token_id, check_stop=may_stop) if state.text else None
+        if token_id in state.stop_ids:
+            return run[:count], Ending(FinishReason.STOP)
+        if token_id in params.stop_token_ids:
+            return run[:count], Ending(FinishReason.STOP, token_id)
+        if matched is not None:
+            return run[:count], Ending(FinishReason.STOP, matched)
+        if state.num_remaining <= 0:
+            return run[:count], Ending(FinishReason.LENGTH)
+    return run, None
