@@ -1,0 +1,177 @@
+"""Counter-based randomness: every draw is a pure function of (seed, position, purpose).
+
+Owns the hash, the noise and `draw`, the one way by which drafters and the target pick a token.
+Must not know about requests, layouts or acceptance.
+
+A result depends neither on the batch round it nor on what was drawn before: there is no generator
+state, only a hash of the key (and of the vocabulary index). The integers are the same on every
+device; the two logarithms after them may differ in the last bit between devices.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from emberline.batch import DrawKeys, Draws
+
+# Words hashed at a time on a CPU, so that the scratch stays in the core's own cache.
+_CPU_WORDS = 1 << 16
+
+
+def draw(
+    logits: Tensor, temperatures: Tensor, keys: DrawKeys, draws: Draws
+) -> tuple[Tensor, Tensor]:
+    """Pick one id a row, and hand over exactly what it was picked from.
+
+    Args:
+        logits: [B, V] float. float64 stays float64, everything else is computed in float32.
+        temperatures: [B] float32; 0 = greedy: the most likely id, ties to the lowest.
+        keys: [B] names of the draws.
+        draws: the source of randomness; not asked when every row is greedy.
+
+    Returns:
+        ids [B] int64, and drawn_logits [B, V]: logits / temperature, greedy rows untouched. A
+        sampled id is drawn from softmax(drawn_logits).
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    sampled = temperatures > 0
+    if not bool(sampled.any()):
+        return first_argmax(logits), logits
+    drawn = logits / torch.where(sampled, temperatures, 1.0).to(logits.dtype)[:, None]
+    if bool(sampled.all()):
+        return draws.categorical(drawn, keys), drawn
+    ids = first_argmax(drawn)
+    rows = sampled.nonzero().squeeze(-1)
+    ids[rows] = draws.categorical(drawn[rows], select_keys(keys, rows))
+    return ids, drawn
+
+
+def first_argmax(x: Tensor) -> Tensor:
+    """Index of the largest entry a row, ties to the lowest index. [N, V] -> [N] int64."""
+    return x.argmax(-1)  # documented by torch to return the first of equal maxima
+
+
+def select_keys(keys: DrawKeys, rows: Tensor) -> DrawKeys:
+    """The keys at `rows` [M] (indices)."""
+    return DrawKeys(keys.seeds[rows], keys.positions[rows], keys.purposes[rows])
+
+
+class KeyedDraws:
+    """Draws by hashing the key: Gumbel noise for categories, a 53-bit uniform for coins.
+
+    The Gumbel-max construction: argmax(logits + g) with g = -log(E), E = -log(1 - v) a standard
+    exponential and v uniform, has law softmax(logits). What matters is a small E, the winner's, so
+    v is built with its fine end at 0 (and `log1p` keeps it): 31 random bits for float32, 62 for
+    float64. A float32 uniform near 1 would only have steps of 2^-24, enough to starve every token
+    under about 1e-7. With 31 bits the coarsest effect is on tokens whose probability is under
+    2^-31 (5e-10): over a vocabulary of 250k at most about 1e-5 of mass can be misplaced, and only
+    if all of it lies in such tokens. g is finite, within [-2.9, 22.2] ([-3.8, 43.7] in float64).
+    """
+
+    def categorical(self, logits: Tensor, keys: DrawKeys) -> Tensor:
+        """Draw one id a row from softmax(logits). [N, V] -> [N] int64.
+
+        An id of logit -inf is never drawn, unless the whole row is -inf (then id 0).
+        """
+        num_rows, vocab = logits.shape
+        step = max(1, _CPU_WORDS // vocab) if logits.device.type == "cpu" else max(1, num_rows)
+        ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+        for lo in range(0, num_rows, step):
+            noise = gumbel_noise(_rows(keys, lo, lo + step), vocab, logits.dtype)
+            ids[lo : lo + step] = first_argmax(noise.add_(logits[lo : lo + step]))
+        return ids
+
+    def coin(self, probs: Tensor, keys: DrawKeys) -> Tensor:
+        """True with the given probability (never at 0, always from 1 on). [N] -> [N] bool."""
+        return uniforms(keys) < probs.double()
+
+
+def uniforms(keys: DrawKeys) -> Tensor:
+    """One uniform a key, multiples of 2^-53 in [0, 1). [N] -> [N] float64."""
+    return (_hash_keys(keys) & ((1 << 53) - 1)).double() * 2.0**-53
+
+
+def gumbel_noise(keys: DrawKeys, vocab: int, dtype: torch.dtype) -> Tensor:
+    """Standard Gumbel noise of every key and vocabulary index. [N] -> [N, vocab] finite.
+
+    float64 noise refines float32 noise of the same key: v agrees within 2^-32.
+    """
+    row_words = _hash_keys(keys).view(torch.int32).view(-1, 2)
+    words = _hash_index(row_words[:, :1], row_words[:, 1:], vocab)
+    if dtype == torch.float64:
+        fine = _mix32(words ^ row_words[:, :1]).bitwise_and_(0x7FFFFFFF).double()
+        v = words.bitwise_and_(0x7FFFFFFF).double().add_(fine.add_(0.5).mul_(2.0**-31))
+        v = v.mul_(2.0**-31).clamp_(max=1 - 2.0**-53)
+    else:
+        # A sign bit is dropped, not used: integers below 2^24 then convert without rounding.
+        v = words.bitwise_and_(0x7FFFFFFF).float().add_(0.5)
+        v = v.mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
+    return v.neg_().log1p_().neg_().log_().neg_()
+
+
+def request_seed(seed: int | None, choice: int, entropy: int) -> int:
+    """The int64 seed of one choice of a request.
+
+    Args:
+        seed: what the caller asked for, any 64-bit integer; None = not reproducible.
+        choice: index among the `n` choices. Choice 0 draws the same whatever `n` is.
+        entropy: a 64-bit number nobody chose, used when `seed` is None.
+    """
+    word = _mix64_host((entropy if seed is None else seed) + (0 if seed is None else _GOLDEN))
+    word = _mix64_host(word + choice * _GOLDEN)
+    return word - (1 << 64) if word >> 63 else word
+
+
+# The hash. splitmix64's finaliser over the key (Steele, Lea, Flood 2014), then over the index two
+# rounds of a 32-bit multiply-xorshift finaliser, keyed before each by half of the row's 64 bits.
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX64 = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_MIX32 = (0x7FEB352D, 0x846CA68B)
+
+
+def _signed(word: int, bits: int) -> int:
+    return word - (1 << bits) if word >> (bits - 1) else word
+
+
+def _mix64_host(word: int) -> int:
+    mask = (1 << 64) - 1
+    word &= mask
+    word = (word ^ (word >> 30)) * _MIX64[0] & mask
+    word = (word ^ (word >> 27)) * _MIX64[1] & mask
+    return word ^ (word >> 31)
+
+
+def _mix64(x: Tensor) -> Tensor:
+    # torch shifts arithmetically: the mask makes the shift logical.
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(_MIX64[0], 64)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(_MIX64[1], 64)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _hash_keys(keys: DrawKeys) -> Tensor:
+    golden = _signed(_GOLDEN, 64)
+    x = _mix64(keys.seeds + golden)
+    x = _mix64(x + keys.positions * golden)
+    return _mix64(x + (keys.purposes + 1) * golden)
+
+
+def _mix32(x: Tensor) -> Tensor:
+    """In place: x is scratch."""
+    shifted = torch.empty_like(x)
+    for shift, factor in ((16, _MIX32[0]), (15, _MIX32[1]), (16, 0)):
+        torch.bitwise_right_shift(x, shift, out=shifted)
+        x.bitwise_xor_(shifted.bitwise_and_((1 << (32 - shift)) - 1))
+        if factor:
+            x.mul_(_signed(factor, 32))
+    return x
+
+
+def _hash_index(first: Tensor, second: Tensor, vocab: int) -> Tensor:
+    index = torch.arange(vocab, dtype=torch.int32, device=first.device)
+    return _mix32(_mix32(index + first).bitwise_xor_(second))
+
+
+def _rows(keys: DrawKeys, lo: int, hi: int) -> DrawKeys:
+    return DrawKeys(keys.seeds[lo:hi], keys.positions[lo:hi], keys.purposes[lo:hi])
