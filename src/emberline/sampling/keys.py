@@ -17,6 +17,7 @@ from emberline.batch import DrawKeys, Draws
 
 # Words hashed at a time on a CPU, so that the scratch stays in the core's own cache.
 _CPU_WORDS = 1 << 16
+_ARGMAX_BLOCK = 256
 
 
 def draw(
@@ -49,7 +50,19 @@ def draw(
 
 def first_argmax(x: Tensor) -> Tensor:
     """Index of the largest entry a row, ties to the lowest index. [N, V] -> [N] int64."""
-    return x.argmax(-1)  # documented by torch to return the first of equal maxima
+    # torch.argmax returns the first of equal maxima, but is scalar code on a CPU while amax is
+    # vectorised: find the block of columns first, then the column.
+    num_blocks, width = x.shape[-1] // _ARGMAX_BLOCK, _ARGMAX_BLOCK
+    if num_blocks < 2 or x.device.type != "cpu":
+        return x.argmax(-1)
+    cut = num_blocks * width
+    body, tail = x[..., :cut], x[..., cut:]
+    maxima = body.reshape(*x.shape[:-1], num_blocks, width).amax(-1)
+    if tail.shape[-1]:
+        maxima = torch.cat([maxima, tail.amax(-1, keepdim=True)], dim=-1)
+    start = maxima.argmax(-1, keepdim=True) * width
+    columns = (start + torch.arange(width)).clamp_(max=x.shape[-1] - 1)
+    return start.squeeze(-1) + x.gather(-1, columns).argmax(-1)
 
 
 def select_keys(keys: DrawKeys, rows: Tensor) -> DrawKeys:
@@ -95,19 +108,21 @@ def uniforms(keys: DrawKeys) -> Tensor:
 def gumbel_noise(keys: DrawKeys, vocab: int, dtype: torch.dtype) -> Tensor:
     """Standard Gumbel noise of every key and vocabulary index. [N] -> [N, vocab] finite.
 
-    float64 noise refines float32 noise of the same key: v agrees within 2^-32.
+    float64 noise refines float32 noise of the same key: v agrees within 2^-31.
     """
     row_words = _hash_keys(keys).view(torch.int32).view(-1, 2)
-    words = _hash_index(row_words[:, :1], row_words[:, 1:], vocab)
+    index = torch.arange(vocab, dtype=torch.int32, device=keys.seeds.device)
+    words = _triple32(index, row_words[:, :1], row_words[:, 1:])
     if dtype == torch.float64:
-        fine = _mix32(words ^ row_words[:, :1]).bitwise_and_(0x7FFFFFFF).double()
-        v = words.bitwise_and_(0x7FFFFFFF).double().add_(fine.add_(0.5).mul_(2.0**-31))
-        v = v.mul_(2.0**-31).clamp_(max=1 - 2.0**-53)
+        fine = _triple32(words, row_words[:, 1:], row_words[:, :1]).bitwise_and_(_LOW31)
+        fraction = fine.double().add_(0.5).mul_(2.0**-31)
+        v = words.bitwise_and_(_LOW31).double().add_(fraction)
+        floor = 2.0**-53 - 1
     else:
         # A sign bit is dropped, not used: integers below 2^24 then convert without rounding.
-        v = words.bitwise_and_(0x7FFFFFFF).float().add_(0.5)
-        v = v.mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
-    return v.neg_().log1p_().neg_().log_().neg_()
+        v = words.bitwise_and_(_LOW31).float().add_(0.5)
+        floor = 2.0**-24 - 1
+    return v.mul_(-(2.0**-31)).clamp_(min=floor).log1p_().neg_().log_().neg_()
 
 
 def request_seed(seed: int | None, choice: int, entropy: int) -> int:
@@ -123,12 +138,14 @@ def request_seed(seed: int | None, choice: int, entropy: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-# The hash. splitmix64's finaliser over the key (Steele, Lea, Flood 2014), then over the index two
-# rounds of a 32-bit multiply-xorshift finaliser, keyed before each by half of the row's 64 bits.
+# The hash: splitmix64's finaliser over the key (Steele, Lea and Flood 2014), then over the index
+# the three-multiplication 32-bit finaliser "triple32" (Wellons 2018), the two halves of the row's
+# 64 bits going in before its first and its second multiplication.
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX64 = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-_MIX32 = (0x7FEB352D, 0x846CA68B)
+_TRIPLE32 = (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
+_LOW31 = 0x7FFFFFFF
 
 
 def _signed(word: int, bits: int) -> int:
@@ -157,20 +174,23 @@ def _hash_keys(keys: DrawKeys) -> Tensor:
     return _mix64(x + (keys.purposes + 1) * golden)
 
 
-def _mix32(x: Tensor) -> Tensor:
-    """In place: x is scratch."""
+def _triple32(index: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Hash every index under every row's key. [V] or [N, V], [N, 1], [N, 1] -> [N, V] int32."""
+    x = index + first
     shifted = torch.empty_like(x)
-    for shift, factor in ((16, _MIX32[0]), (15, _MIX32[1]), (16, 0)):
+
+    def xor_shift(shift: int) -> None:
         torch.bitwise_right_shift(x, shift, out=shifted)
         x.bitwise_xor_(shifted.bitwise_and_((1 << (32 - shift)) - 1))
-        if factor:
-            x.mul_(_signed(factor, 32))
+
+    xor_shift(17)
+    x.mul_(_signed(_TRIPLE32[0], 32))
+    xor_shift(11)
+    x.bitwise_xor_(second).mul_(_signed(_TRIPLE32[1], 32))
+    xor_shift(15)
+    x.mul_(_signed(_TRIPLE32[2], 32))
+    xor_shift(14)
     return x
-
-
-def _hash_index(first: Tensor, second: Tensor, vocab: int) -> Tensor:
-    index = torch.arange(vocab, dtype=torch.int32, device=first.device)
-    return _mix32(_mix32(index + first).bitwise_xor_(second))
 
 
 def _rows(keys: DrawKeys, lo: int, hi: int) -> DrawKeys:
