@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-__all__ = ["ModelError", "Weights", "load_folder", "read_json"]
+__all__ = ["ModelError", "Weights", "holds_weights", "load_folder", "read_json"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -117,6 +117,17 @@ def load_folder(folder: Path) -> Weights:
     )
 
 
+def holds_weights(folder: Path) -> bool:
+    """Whether the folder has its weight file, or every shard of its index; none is opened."""
+    if (folder / SINGLE_FILE).is_file():
+        return True
+    if not (folder / INDEX_FILE).is_file():
+        return False
+    weight_map = read_json(folder / INDEX_FILE).get("weight_map")
+    shards = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    return bool(shards) and all((folder / str(shard)).is_file() for shard in shards)
+
+
 def read_json(path: Path) -> dict[str, object]:
     """The JSON object in ``path``.
 
@@ -136,7 +147,8 @@ def read_json(path: Path) -> dict[str, object]:
 
 def _read_file(path: Path) -> dict[str, torch.Tensor]:
     try:
-        return load_file(path)
+        tensors: dict[str, torch.Tensor] = load_file(path)
+        return tensors
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(

