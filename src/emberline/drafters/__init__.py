@@ -1,1 +1,21 @@
-"""TODO."""
+"""Drafters: what proposes tokens for the target to verify.
+
+`base.py` is the protocol. A new algorithm is one file, one line in `DRAFTERS` and one row in the
+conformance test; `checkpoint.load_drafter` builds those that have weights.
+"""
+
+from __future__ import annotations
+
+from emberline.drafters.base import Drafter
+from emberline.drafters.dflash import DFlashDrafter
+from emberline.drafters.dspark import DSparkDrafter
+from emberline.drafters.ngram import NGramDrafter
+
+__all__ = ["DRAFTERS", "DFlashDrafter", "DSparkDrafter", "Drafter", "NGramDrafter"]
+
+DRAFTERS: dict[str, type[Drafter]] = {
+    "dspark": DSparkDrafter,
+    "dflash": DFlashDrafter,
+    "ngram": NGramDrafter,
+}
+"""Algorithm name to class."""

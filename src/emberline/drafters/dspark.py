@@ -1,0 +1,284 @@
+"""DSpark: a block backbone, a sequential head on its slots, and a confidence head.
+
+Owns the Markov heads, the left-to-right draw and the confidences. It must not know pages, the
+block's attention or any checkpoint dialect.
+
+The backbone gives every slot of the block its base logits at once; the sequential head then adds
+a bias that depends on the token just drawn, so that the drafts of one block agree with each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from emberline.batch import (
+    CommittedTokens,
+    DraftContext,
+    DraftProposal,
+    DrawKeys,
+    KVSpec,
+    Purpose,
+)
+from emberline.drafters.block import BlockBackbone, HeadFn
+from emberline.models.weights import ModelError, Weights
+from emberline.sampling.keys import draw
+
+
+class MarkovHead(Protocol):
+    """Turns the token before a slot into a bias on the slot's logits. r = rank."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Rows of w1. [B] int64 -> [B, r]."""
+        ...
+
+    def step(
+        self, hidden: Tensor, previous: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Bias of one slot.
+
+        Args:
+            hidden: [B, D], the slot's normed hidden state.
+            previous: [B, r], `embed` of the token before the slot.
+            state: what the slot before handed on; None at the block's start.
+
+        Returns:
+            bias [B, V] in the logits' dtype, and the state for the next slot.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VanillaHead:
+    """bias = w2(w1[previous]): a low-rank table of which token follows which."""
+
+    w1: Tensor  # [V, r]
+    w2: Tensor  # [V, r]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[B] int64 -> [B, r]."""
+        return F.embedding(token_ids, self.w1)
+
+    def step(
+        self,
+        hidden: Tensor,  # noqa: ARG002
+        previous: Tensor,
+        state: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, r] -> [B, V]."""
+        return _widen(F.linear(previous, self.w2)), state
+
+
+@dataclass(frozen=True, slots=True)
+class GatedHead:
+    """bias = w2(sigmoid(gate([hidden; e])) * e), e = w1[previous]."""
+
+    w1: Tensor  # [V, r]
+    w2: Tensor  # [V, r]
+    gate: Tensor  # [r, D + r]
+    gate_bias: Tensor  # [r]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[B] int64 -> [B, r]."""
+        return F.embedding(token_ids, self.w1)
+
+    def step(
+        self, hidden: Tensor, previous: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, D], [B, r] -> [B, V]."""
+        joined = torch.cat((hidden, previous), dim=-1)
+        gate = torch.sigmoid(F.linear(joined, self.gate, self.gate_bias))
+        return _widen(F.linear(gate * previous, self.w2)), state
+
+
+@dataclass(frozen=True, slots=True)
+class RnnHead:
+    """A gated recurrence over the block: g, c, o = joint([state; e; hidden]) in three parts.
+
+    state <- sigmoid(g) * state + (1 - sigmoid(g)) * tanh(c); bias = w2(tanh(o)); it starts at 0.
+    """
+
+    w1: Tensor  # [V, r]
+    w2: Tensor  # [V, r]
+    joint: Tensor  # [3r, 2r + D]
+    joint_bias: Tensor  # [3r]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[B] int64 -> [B, r]."""
+        return F.embedding(token_ids, self.w1)
+
+    def step(
+        self, hidden: Tensor, previous: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, D], [B, r], [B, r] -> [B, V], [B, r]."""
+        state = torch.zeros_like(previous) if state is None else state
+        joined = torch.cat((state, previous, hidden), dim=-1)
+        gate, candidate, output = F.linear(joined, self.joint, self.joint_bias).chunk(3, dim=-1)
+        # lerp(a, b, w) = a + w * (b - a), the convex mix with weight sigmoid(g) on the old state.
+        state = torch.lerp(torch.tanh(candidate), state, torch.sigmoid(gate))
+        return _widen(F.linear(torch.tanh(output), self.w2)), state
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceHead:
+    """c = sigmoid(proj([hidden; w1[previous]])): the chance that a draft survives, given the last.
+
+    Trained on 1 - L1(p, q) / 2, the acceptance rate of the rejection rule.
+    """
+
+    weight: Tensor  # [1, D + r], or [1, D] when it does not see the previous token
+    bias: Tensor | None  # [1]
+
+    def __call__(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """[B, K, D], [B, K, r] -> [B, K] float32 in [0, 1]."""
+        if self.weight.shape[1] > hidden.shape[-1]:
+            hidden = torch.cat((hidden, previous), dim=-1)
+        logits: Tensor = F.linear(hidden, self.weight, self.bias)
+        return torch.sigmoid(logits.float()).squeeze(-1)
+
+
+class DSparkDrafter:
+    """Drafts a block left to right: base logits of all slots at once, then a bias a draw.
+
+    Args:
+        backbone: gives the slots' hidden states and keeps the draft's KV.
+        head: [N, D] -> [N, V] float32 logits.
+        markov: the sequential head.
+        confidence: None if the checkpoint has no confidence head.
+        num_draft_tokens: only the first so many drafts of a block are drawn; None = all. The
+            backbone still runs the whole block: the slots see each other, and training saw them
+            all.
+    """
+
+    def __init__(
+        self,
+        backbone: BlockBackbone,
+        head: HeadFn,
+        markov: MarkovHead,
+        confidence: ConfidenceHead | None,
+        num_draft_tokens: int | None = None,
+    ) -> None:
+        self._backbone = backbone
+        self._head = head
+        self._markov = markov
+        self._confidence = confidence
+        self._num_drafts = limit_drafts(backbone.config.max_draft_tokens, num_draft_tokens)
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """K, the drafts of a block."""
+        return self._num_drafts
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose output is the context."""
+        return self._backbone.config.taps
+
+    @property
+    def kv_spec(self) -> KVSpec | None:
+        """The backbone's KV."""
+        return self._backbone.config.kv_spec
+
+    def observe(self, committed: CommittedTokens) -> None:
+        """Write the context of committed tokens into the draft's KV."""
+        self._backbone.observe(committed)
+
+    def propose(self, context: DraftContext) -> DraftProposal:
+        """Draft K tokens a request, each from softmax((base + bias) / temperature)."""
+        num_reqs, num_drafts = context.anchors.shape[0], self._num_drafts
+        hidden = self._backbone.forward(context.anchors, context.positions, context.page_table)
+        hidden = hidden[:, :num_drafts]
+        base = self._head(hidden.flatten(0, 1)).view(num_reqs, num_drafts, -1)
+        purposes = draft_purposes(context)
+        previous_ids, state = context.anchors, None
+        token_ids, drawn, embedded = [], [], []
+        for slot in range(num_drafts):
+            previous = self._markov.embed(previous_ids)
+            bias, state = self._markov.step(hidden[:, slot], previous, state)
+            keys = DrawKeys(context.seeds, context.positions + (slot + 1), purposes)
+            logits = base[:, slot] + bias
+            previous_ids, drawn_logits = draw(logits, context.temperatures, keys, context.draws)
+            token_ids.append(previous_ids)
+            embedded.append(previous)
+            if context.need_logits:
+                drawn.append(drawn_logits)
+        confidence = None
+        if self._confidence is not None:
+            confidence = self._confidence(hidden, torch.stack(embedded, dim=1))
+        return DraftProposal(
+            token_ids=torch.stack(token_ids, dim=1),
+            num_drafted=torch.full_like(context.anchors, num_drafts),
+            logits=torch.stack(drawn, dim=1) if drawn else None,
+            confidence=confidence,
+        )
+
+
+def limit_drafts(most: int, wanted: int | None) -> int:
+    """How many drafts to draw of the `most` a block yields.
+
+    Raises:
+        ModelError: more are wanted than the block has.
+    """
+    if wanted is None:
+        return most
+    if not 1 <= wanted <= most:
+        raise ModelError(
+            f"num_draft_tokens must be in [1, {most}], the drafts of this draft model's block, "
+            f"got {wanted}"
+        )
+    return wanted
+
+
+def draft_purposes(context: DraftContext) -> Tensor:
+    """[B] int64: the noise each request's drafts are drawn with."""
+    return torch.where(context.coupled, int(Purpose.TARGET), int(Purpose.DRAFT))
+
+
+def load_markov_head(
+    weights: Weights, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: str
+) -> MarkovHead:
+    """The sequential head whose tensors the checkpoint holds; which kind, their names tell.
+
+    Raises:
+        ModelError: w1's rows are not the target's vocabulary, or a tensor is missing or misshapen.
+    """
+    rank = weights.take("markov_head.markov_w1.weight").shape[1]
+
+    def take(name: str, *shape: int) -> Tensor:
+        return weights.take(f"markov_head.{name}", shape).to(device=device, dtype=dtype)
+
+    w1 = take("markov_w1.weight", vocab_size, rank)
+    w2 = take("markov_w2.weight", vocab_size, rank)
+    if weights.has("markov_head.gate_proj.weight"):
+        gate = take("gate_proj.weight", rank, hidden_size + rank)
+        return GatedHead(w1, w2, gate, take("gate_proj.bias", rank))
+    if weights.has("markov_head.joint_proj.weight"):
+        joint = take("joint_proj.weight", 3 * rank, 2 * rank + hidden_size)
+        return RnnHead(w1, w2, joint, take("joint_proj.bias", 3 * rank))
+    return VanillaHead(w1, w2)
+
+
+def load_confidence_head(
+    weights: Weights, hidden_size: int, rank: int, dtype: torch.dtype, device: str
+) -> ConfidenceHead:
+    """The confidence head; the width of its row tells whether it sees the previous token.
+
+    Raises:
+        ModelError: the row is neither D nor D + r wide.
+    """
+    name = "confidence_head.proj."
+    columns = weights.take(name + "weight").shape[-1]
+    width = columns if columns in (hidden_size, hidden_size + rank) else hidden_size + rank
+    weight = weights.take(name + "weight", (1, width)).to(device=device, dtype=dtype)
+    bias = None
+    if weights.has(name + "bias"):
+        bias = weights.take(name + "bias", (1,)).to(device=device, dtype=dtype)
+    return ConfidenceHead(weight, bias)
+
+
+def _widen(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
