@@ -1,4 +1,4 @@
-"""KV tensors by slot. One pool for the target's layers, one for the draft's; the page ids are shared."""
+"""KV tensors by slot. One pool for the target, one for the draft; the page ids are shared."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KVPool:
         self.values[layer].index_copy_(0, slots, values)
 
     def slots_of(self, page_table: Tensor, window: int) -> Tensor:
-        """[B, M] pages to the [B, window] slots of positions 0 .. window-1 (page 0 past the end)."""
+        """[B, M] pages to [B, window] slots of positions 0 .. window-1 (page 0 past the end)."""
         pages = -(-window // self.page_size)
         table = page_table[:, :pages]
         if table.shape[1] < pages:

@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [N, H, D] by the angles of each row's position; `cos` and `sin` are [N, D]. Su et al. 2021."""
+    """Rotate [N, H, D] by the angles of each row's position (Su et al. 2021).
+
+    `cos` and `sin` are [N, D].
+    """
     left, right = x.chunk(2, dim=-1)
     rotated = torch.cat((-right, left), dim=-1)
     return x * cos[:, None] + rotated * sin[:, None]
