@@ -165,6 +165,13 @@ class TokenLogprobs:
     chosen_logprobs: tuple[float, ...] = ()  # of `logprob_token_ids`, in their order
 
 
+def add_per_pos(counts: tuple[int, ...], length: int, width: int = 0) -> tuple[int, ...]:
+    """Add one to positions 0 .. length - 1; at least `width` positions are kept."""
+    size = max(len(counts), length, width)
+    padded = counts + (0,) * (size - len(counts))
+    return tuple(c + (i < length) for i, c in enumerate(padded))
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """How a request was speculated. Exact counts, never windowed."""
@@ -176,6 +183,18 @@ class SpeculationStats:
     num_emitted: int = 0  # tokens emitted by those steps
     verified_per_pos: tuple[int, ...] = ()
     accepted_per_pos: tuple[int, ...] = ()
+
+    def add_step(self, drafted: int, verified: int, accepted: int, emitted: int) -> SpeculationStats:
+        """These counts and those of one more verify step."""
+        return SpeculationStats(
+            self.num_steps + 1,
+            self.num_drafted + drafted,
+            self.num_verified + verified,
+            self.num_accepted + accepted,
+            self.num_emitted + emitted,
+            add_per_pos(self.verified_per_pos, verified),
+            add_per_pos(self.accepted_per_pos, accepted, verified),
+        )
 
     @property
     def acceptance_length(self) -> float:

@@ -44,7 +44,8 @@ class RequestState:
     slot: int = -1  # row of the token table while running
     aborted: bool = False
     prompt_scores: list[TokenLogprobs | None] | None = None
-    num_prompt_reported: int = 0  # of prompt_scores, handed out once complete
+    prompt_reported: bool = False  # prompt_scores were handed out
+    num_written: int = 0  # tokens in the token table's row
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property

@@ -137,3 +137,4 @@ class Scheduler:
         state.pages = []
         self._free_slots.append(state.slot)
         state.slot = -1
+        state.num_written = 0

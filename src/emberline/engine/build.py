@@ -1,0 +1,138 @@
+"""From files and settings to a running engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from emberline.cache.page_pool import PagePool
+from emberline.config import DtypeName, EngineConfig
+from emberline.drafters.base import Drafter
+from emberline.drafters.checkpoint import load_drafter, read_draft_config
+from emberline.drafters.ngram import NGramDrafter
+from emberline.engine.engine import Engine
+from emberline.engine.step import StepParts
+from emberline.models.decoder import Decoder
+from emberline.models.decoder_config import DecoderConfig
+from emberline.models.weights import ModelError, load_folder, read_json
+from emberline.sampling.keys import KeyedDraws
+from emberline.verify.planner import Planner, Threshold, VerifyAll
+
+
+def build_engine(
+    model: Path,
+    draft: Path | None,
+    config: EngineConfig,
+    *,
+    eos_ids: frozenset[int],
+    name: str = "",
+) -> Engine:
+    """Load a target, its drafter and the caches.
+
+    Args:
+        model: folder of the target.
+        draft: folder of the draft checkpoint; None for the n-gram drafter or none at all.
+        config: the engine's settings.
+        eos_ids: tokens that end an answer.
+        name: what the model is called in the engine's info.
+
+    Raises:
+        ModelError: files do not fit each other or the settings.
+    """
+    dtype = resolve_dtype(config.dtype, config.device)
+    page_size = config.cache.page_size
+    num_pages = 1 + -(-config.cache.num_tokens // page_size)
+    drafts = config.speculation.drafter
+    if drafts not in ("auto", "ngram", "none"):
+        raise ModelError(f"drafter {drafts!r} is unknown: use auto, ngram or none")
+    draft = draft if drafts == "auto" else None
+    draft_config = read_draft_config(draft) if draft is not None else None
+    target = Decoder.load(
+        DecoderConfig.from_hf(read_json(model / "config.json")),
+        load_folder(model),
+        dtype=dtype,
+        device=config.device,
+        taps=draft_config.taps if draft_config else (),
+        num_pages=num_pages,
+        page_size=page_size,
+        max_model_len=config.scheduler.max_model_len,
+        poison_padding=config.poison_padding,
+    )
+    drafter: Drafter | None = None
+    if draft is not None:
+        drafter = load_drafter(
+            draft,
+            target,
+            dtype=dtype,
+            device=config.device,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_draft_tokens=config.speculation.num_draft_tokens,
+        )
+    elif drafts == "ngram":
+        drafter = NGramDrafter(config.speculation.num_draft_tokens or 8)
+    parts = StepParts(
+        target=target,
+        drafter=drafter,
+        planner=make_planner(config),
+        draws=KeyedDraws(),
+        history=torch.zeros(
+            config.scheduler.max_num_reqs,
+            target.max_model_len,
+            dtype=torch.int64,
+            device=config.device,
+        ),
+        page_size=page_size,
+        layout=config.speculation.layout,
+        eos_ids=eos_ids,
+    )
+    pool = PagePool(num_pages, page_size)
+    return Engine(parts, pool, config, info(parts, pool, config, dtype, name, draft))
+
+
+def resolve_dtype(name: DtypeName, device: str) -> torch.dtype:
+    """The dtype of weights, KV and computation: bfloat16 where the hardware multiplies in it."""
+    if name == "float32":
+        return torch.float32
+    if name == "bfloat16":
+        return torch.bfloat16
+    fast = device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def make_planner(config: EngineConfig) -> Planner:
+    """The planner that the settings name."""
+    if config.speculation.planner == "threshold":
+        return Threshold(config.speculation.threshold)
+    return VerifyAll()
+
+
+def info(
+    parts: StepParts,
+    pool: PagePool,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    name: str,
+    draft: Path | None,
+) -> dict[str, object]:
+    """What a client may want to know of a running engine, JSON-able."""
+    drafter = parts.drafter
+    return {
+        "model": name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": config.device,
+        "max_model_len": parts.target.max_model_len,
+        "vocab_size": parts.target.vocab_size,
+        "drafter": type(drafter).__name__ if drafter else None,
+        "draft": draft.name if draft else None,
+        "max_draft_tokens": drafter.max_draft_tokens if drafter else 0,
+        "planner": config.speculation.planner,
+        "layout": config.speculation.layout,
+        "page_size": pool.page_size,
+        "kv_capacity_tokens": pool.capacity,
+        "max_num_reqs": config.scheduler.max_num_reqs,
+        "max_num_tokens": config.scheduler.max_num_tokens,
+        "prefill_chunk": config.scheduler.prefill_chunk,
+        "max_queue": config.scheduler.max_queue,
+    }

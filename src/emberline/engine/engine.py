@@ -1,0 +1,299 @@
+"""The engine: requests in, outputs out, one step at a time. No threads, no HTTP, no chat."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from emberline.cache.page_pool import PagePool
+from emberline.config import EngineConfig
+from emberline.engine.request_state import Ending, RequestState, TextStream, append_run
+from emberline.engine.scheduler import ScheduledRequest, Scheduler
+from emberline.engine.scoring import score_emitted, score_prompts
+from emberline.engine.step import StepParts, StepResult, run_step
+from emberline.engine.step_inputs import build_inputs
+from emberline.sampling.keys import request_seed
+from emberline.types import (
+    EngineSnapshot,
+    FinishReason,
+    InvalidRequest,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+    add_per_pos,
+)
+
+NAN_ERROR = "the model produced NaN logits for this request"
+
+
+class Engine:
+    """Continuous batching over one target and at most one drafter. Not thread-safe."""
+
+    def __init__(
+        self,
+        parts: StepParts,
+        pool: PagePool,
+        config: EngineConfig,
+        info: Mapping[str, object] | None = None,
+    ) -> None:
+        self._parts = parts
+        self._pool = pool
+        self.config = config
+        self.info = dict(info or {})
+        self.vocab_size = parts.target.vocab_size
+        self.max_model_len = parts.history.shape[1]
+        self.max_draft_tokens = parts.drafter.max_draft_tokens if parts.drafter else 0
+        self._scheduler = Scheduler(config.scheduler, pool, self.max_draft_tokens)
+        self._states: dict[str, RequestState] = {}
+        self._totals = EngineSnapshot()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._states)
+
+    def add(self, request: Request, text: TextStream | None = None) -> None:
+        """Queue a request. Never blocks.
+
+        Raises:
+            InvalidRequest: it can never run; `param` names the field.
+            QueueFull: too many wait already.
+        """
+        self.validate(request, has_text=text is not None)
+        params = request.params
+        room = self.max_model_len if params.max_tokens is None else params.max_tokens
+        limit = min(len(request.prompt_token_ids) + room, self.max_model_len, self._pool.capacity)
+        state = RequestState(
+            request=request,
+            text=text,
+            seed=request_seed(params.seed, request.choice, secrets.randbits(63)),
+            length_limit=limit,
+            stop_ids=frozenset() if params.ignore_eos else self._parts.eos_ids,
+            token_ids=list(request.prompt_token_ids),
+            prompt_scores=None if params.prompt_logprobs is None else [],
+        )
+        self._scheduler.add(state)
+        self._states[request.request_id] = state
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next step. Unknown or finished ids are ignored."""
+        if request_id in self._states:
+            self._states[request_id].aborted = True
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step and return what it added to each request that gained something."""
+        aborted = [state for state in self._states.values() if state.aborted]
+        outputs = [self._finish(state, Ending(FinishReason.ABORT)) for state in aborted]
+        plan = self._scheduler.schedule()
+        if plan:
+            outputs += self._run(plan)
+        if not self._states:
+            self._scheduler.check()
+        return outputs
+
+    def reset(self) -> list[str]:
+        """Drop every request after a failed step; returns their ids."""
+        dropped = list(self._states)
+        for state in list(self._states.values()):
+            self._scheduler.remove(state)
+        self._states.clear()
+        return dropped
+
+    def snapshot(self) -> EngineSnapshot:
+        """Counters since the start, and what is held now."""
+        return replace(
+            self._totals,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            kv_usage=1 - self._pool.num_free / self._pool.num_pages,
+            num_preemptions=self._scheduler.num_preemptions,
+        )
+
+    def _run(self, plan: list[ScheduledRequest]) -> list[RequestOutput]:
+        parts = self._parts
+        for entry in plan:
+            self._write_history(entry.state)
+        inputs = build_inputs(plan, parts.eos_ids, parts.history.device.type)
+        result = run_step(parts, inputs)
+        broken = self._broken(result)
+        records = score_emitted(plan, result)
+        score_prompts(plan, result)
+        return self._commit(plan, result, records, broken)
+
+    def _commit(
+        self,
+        plan: list[ScheduledRequest],
+        result: StepResult,
+        records: list[tuple[TokenLogprobs, ...] | None],
+        broken: frozenset[int],
+    ) -> list[RequestOutput]:
+        """Append what was emitted, cut at stops; count, finish, free."""
+        emitted = result.verdict.token_ids.tolist()
+        bounds = result.verdict.emitted_start_loc.tolist()
+        accepted = result.verdict.num_accepted.tolist()
+        admitted = result.num_admitted.tolist()
+        drafted = result.num_drafted.tolist()
+        outputs = []
+        self._count(num_engine_steps=1)
+        for i, entry in enumerate(plan):
+            state = entry.state
+            if i in broken:
+                outputs.append(self._finish(state, Ending(FinishReason.ERROR), error=NAN_ERROR))
+                continue
+            is_prefill = state.num_output == 0
+            state.num_computed += entry.num_known + accepted[i]
+            kept, ending = append_run(state, emitted[bounds[i] : bounds[i + 1]])
+            if is_prefill:
+                self._count(prompt_tokens=entry.num_known)
+            elif kept:
+                self._count_verify(state, drafted[i], admitted[i], accepted[i], len(kept))
+            self._count(generation_tokens=len(kept))
+            if ending is None and state.num_remaining <= 0 and state.num_pending <= 0:
+                ending = Ending(FinishReason.LENGTH)  # a prompt that was only to be scored
+            if kept or ending:
+                scored = records[i]
+                kept_records = scored[: len(kept)] if scored is not None else None
+                outputs.append(self._output(state, kept, kept_records, ending))
+        return outputs
+
+    def _output(
+        self,
+        state: RequestState,
+        kept: list[int],
+        records: tuple[TokenLogprobs, ...] | None,
+        ending: Ending | None,
+    ) -> RequestOutput:
+        if records is None and state.params.logprobs is not None:
+            records = ()
+        if ending is not None:
+            return self._finish(state, ending, kept, records)
+        return self._delta(state, kept, records)
+
+    def _delta(
+        self,
+        state: RequestState,
+        kept: list[int],
+        records: tuple[TokenLogprobs, ...] | None,
+        final: bool = False,
+    ) -> RequestOutput:
+        """What a step added to a request, text included."""
+        prompt_scores = None
+        if state.prompt_scores is not None and not state.prompt_reported:
+            prompt_scores = tuple(state.prompt_scores)
+            state.prompt_reported = True
+        return RequestOutput(
+            request_id=state.request.request_id,
+            token_ids=tuple(kept),
+            logprobs=records,
+            text=state.text.take(final=final) if state.text else "",
+            prompt_logprobs=prompt_scores,
+            num_prompt_tokens=state.num_prompt,
+            num_output_tokens=state.num_output,
+            stats=state.stats,
+        )
+
+    def _finish(
+        self,
+        state: RequestState,
+        ending: Ending,
+        kept: list[int] | None = None,
+        records: tuple[TokenLogprobs, ...] | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        """Forget a request and free what it holds; its last output."""
+        self._scheduler.remove(state)
+        del self._states[state.request.request_id]
+        if records is None and state.params.logprobs is not None:
+            records = ()
+        return replace(
+            self._delta(state, kept or [], records, final=True),
+            finish_reason=ending.reason,
+            stop_reason=ending.stop_reason,
+            error=error,
+        )
+
+    def _broken(self, result: StepResult) -> frozenset[int]:
+        """Requests of the plan whose logits hold NaN: they fail, whoever stands beside them."""
+        bad = torch.isnan(result.raw_logits.amax(-1)).nonzero().squeeze(-1)
+        if not len(bad):
+            return frozenset()
+        ends = result.layout.scored_start_loc[1:].contiguous()
+        return frozenset(torch.searchsorted(ends, bad, right=True).tolist())
+
+    def _write_history(self, state: RequestState) -> None:
+        new = state.token_ids[state.num_written :]
+        if new:
+            row = self._parts.history[state.slot]
+            row[state.num_written : len(state.token_ids)] = torch.tensor(new)
+            state.num_written = len(state.token_ids)
+
+    def _count(self, **added: int) -> None:
+        now = {name: getattr(self._totals, name) + value for name, value in added.items()}
+        self._totals = replace(self._totals, **now)
+
+    def _count_verify(
+        self, state: RequestState, drafted: int, admitted: int, accepted: int, kept: int
+    ) -> None:
+        """Exact counts from this step's real widths; drafts behind a stop were not accepted."""
+        accepted = min(accepted, kept)
+        state.stats = state.stats.add_step(drafted, admitted, accepted, kept)
+        self._count(
+            num_verify_steps=1, num_draft_tokens=admitted, num_accepted_tokens=accepted
+        )
+        per_pos = add_per_pos(self._totals.accepted_per_pos, accepted, self.max_draft_tokens)
+        self._totals = replace(self._totals, accepted_per_pos=per_pos)
+
+    def validate(self, request: Request, *, has_text: bool) -> None:
+        """Raise `InvalidRequest` for what can never run. `has_text`: a tokenizer follows along."""
+        params, prompt = request.params, request.prompt_token_ids
+        if request.request_id in self._states:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", "request_id")
+        if not prompt:
+            raise InvalidRequest("the prompt is empty: give at least one token", "prompt")
+        for name, ids in (
+            ("prompt", prompt),
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logprob_token_ids", params.logprob_token_ids),
+        ):
+            outside = [i for i in ids if not 0 <= i < self.vocab_size]
+            if outside:
+                raise InvalidRequest(
+                    f"{name} holds token id {outside[0]}, outside [0, {self.vocab_size})", name
+                )
+        for name, width in (
+            ("logprobs", params.logprobs),
+            ("prompt_logprobs", params.prompt_logprobs),
+        ):
+            if width is not None and width > self.vocab_size:
+                raise InvalidRequest(f"{name} exceeds the vocabulary of {self.vocab_size}", name)
+        if params.stop and not has_text:
+            raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", "stop")
+        if params.prompt_logprobs is not None and params.prompt_logprobs_start >= len(prompt):
+            raise InvalidRequest(
+                f"prompt_logprobs_start {params.prompt_logprobs_start} is past the prompt's "
+                f"{len(prompt)} tokens",
+                "prompt_logprobs_start",
+            )
+        self._validate_length(len(prompt), params)
+
+    def _validate_length(self, num_prompt: int, params: SamplingParams) -> None:
+        limit = min(self.max_model_len, self._pool.capacity)
+        what = "context length" if limit == self.max_model_len else "KV cache"
+        wanted = 1 if params.max_tokens is None else params.max_tokens
+        if num_prompt + min(wanted, 1) > limit:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt} tokens; the {what} of {limit} leaves no room for an "
+                f"answer: shorten it",
+                "prompt",
+            )
+        if num_prompt + wanted > limit:
+            raise InvalidRequest(
+                f"prompt of {num_prompt} and max_tokens {wanted} exceed the {what} of {limit}: "
+                f"use max_tokens of at most {limit - num_prompt}",
+                "max_tokens",
+            )

@@ -1,0 +1,217 @@
+"""The offline front door: load an engine, generate, score. No HTTP, no event loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from emberline.config import EngineConfig
+from emberline.engine.build import build_engine
+from emberline.engine.detokenizer import TokenText
+from emberline.engine.engine import Engine
+from emberline.hub import generation_stop_ids, load_tokenizer, resolve_draft, resolve_model
+from emberline.types import (
+    FinishReason,
+    InvalidRequest,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprobs,
+)
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine with the text side of its model."""
+
+    engine: Engine
+    tokenizer: PreTrainedTokenizerBase
+    token_text: TokenText
+    name: str
+
+
+def load_engine(
+    model: str | None = None,
+    draft: str | None = None,
+    config: EngineConfig | None = None,
+    *,
+    progress: bool = True,
+) -> LoadedEngine:
+    """Resolve a model and its draft, and build the engine.
+
+    Args:
+        model: folder, `.gguf` file or Hugging Face id; None is the embedded default.
+        draft: folder or id; None is the draft shipped for the default model, "none" is no draft.
+        config: settings; defaults fit a small CPU machine.
+        progress: whether to show progress bars for slow parts.
+
+    Raises:
+        emberline.hub.ModelError: a file is missing, truncated or foreign.
+    """
+    config = config or EngineConfig()
+    folder = resolve_model(model, progress=progress)
+    wants_draft = config.speculation.drafter == "auto"
+    draft_folder = resolve_draft(draft, folder) if wants_draft else None
+    tokenizer = load_tokenizer(folder.path)
+    engine = build_engine(
+        folder.path,
+        draft_folder,
+        config,
+        eos_ids=generation_stop_ids(folder.path),
+        name=folder.name,
+    )
+    return LoadedEngine(engine, tokenizer, TokenText(tokenizer), folder.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None  # one a token, if asked
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    num_prompt_tokens: int
+    stats: SpeculationStats
+
+
+class LLM:
+    """Generate and score from Python.
+
+    >>> llm = LLM()                                    # doctest: +SKIP
+    >>> llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        draft: str | None = None,
+        config: EngineConfig | None = None,
+        *,
+        progress: bool = True,
+    ) -> None:
+        loaded = load_engine(model, draft, config, progress=progress)
+        self.engine = loaded.engine
+        self.tokenizer = loaded.tokenizer
+        self.token_text = loaded.token_text
+        self.name = loaded.name
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[list[Completion]]:
+        """Continue every prompt; the outer list follows `prompts`, the inner has `n` choices.
+
+        Raises:
+            InvalidRequest: a prompt or its options can never run; nothing was started then.
+        """
+        options = self._options(prompts, params)
+        requests = [
+            [
+                Request(f"llm-{next(self._ids)}", self.encode(prompt), option, choice)
+                for choice in range(option.n)
+            ]
+            for prompt, option in zip(prompts, options, strict=True)
+        ]
+        done = self._run([request for group in requests for request in group])
+        return [[done[request.request_id] for request in group] for group in requests]
+
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Continue one prompt, one output a step. Closing the iterator aborts the request."""
+        params = params or SamplingParams()
+        request = Request(f"llm-{next(self._ids)}", self.encode(prompt), params)
+        self.engine.add(request, self.token_text.stream(params))
+        finished = False
+        try:
+            while not finished:
+                for output in self.engine.step():
+                    if output.request_id == request.request_id:
+                        finished = output.finished
+                        yield output
+        finally:
+            if not finished:
+                self.engine.abort(request.request_id)
+
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Completion:
+        """Answer a conversation with the model's own chat template."""
+        return self.generate([self.chat_ids(messages)], params)[0][0]
+
+    def score(self, texts: Sequence[str | Sequence[int]], top: int = 0) -> list[Completion]:
+        """Log-probabilities of every token of `texts` after the first, nothing generated."""
+        params = SamplingParams(max_tokens=0, prompt_logprobs=top)
+        return [choices[0] for choices in self.generate(texts, params)]
+
+    def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """Token ids of a plain prompt, with whatever special tokens the tokenizer adds."""
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer(prompt)["input_ids"])
+        return tuple(prompt)
+
+    def chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Token ids of a conversation, ready for the assistant's turn."""
+        ids = self.tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        return tuple(ids)
+
+    def _options(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise InvalidRequest(f"{len(params)} params for {len(prompts)} prompts", "params")
+        return list(params)
+
+    def _run(self, requests: list[Request]) -> dict[str, Completion]:
+        """Feed the engine as its queue has room, until all are done."""
+        for request in requests:
+            self.engine.validate(request, has_text=True)
+        room = self.engine.config.scheduler.max_queue
+        pending = iter(requests)
+        parts: dict[str, list[RequestOutput]] = {r.request_id: [] for r in requests}
+        while True:
+            waiting = self.engine.snapshot().num_waiting
+            for request in itertools.islice(pending, room - waiting):
+                self.engine.add(request, self.token_text.stream(request.params))
+            if not self.engine.has_work:
+                break
+            for output in self.engine.step():
+                if output.request_id in parts:
+                    parts[output.request_id].append(output)
+        return {key: _join(outputs) for key, outputs in parts.items()}
+
+
+def _join(outputs: list[RequestOutput]) -> Completion:
+    """The whole answer from its deltas."""
+    last = outputs[-1]
+    if last.finish_reason is FinishReason.ERROR or last.finish_reason is None:
+        raise RuntimeError(last.error or "the engine dropped the request")
+    with_logprobs = last.logprobs is not None
+    prompt_scores = [o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None]
+    return Completion(
+        text="".join(o.text for o in outputs),
+        token_ids=tuple(i for o in outputs for i in o.token_ids),
+        logprobs=tuple(r for o in outputs for r in o.logprobs or ()) if with_logprobs else None,
+        prompt_logprobs=prompt_scores[0] if prompt_scores else None,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        num_prompt_tokens=last.num_prompt_tokens,
+        stats=last.stats,
+    )

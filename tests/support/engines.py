@@ -1,0 +1,105 @@
+"""Whole engines over test doubles, and running them to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from support.paged import PrefixTarget
+
+from emberline.cache.page_pool import PagePool
+from emberline.config import CacheConfig, EngineConfig, LayoutKind, SchedulerConfig
+from emberline.drafters.base import Drafter
+from emberline.engine.engine import Engine
+from emberline.engine.step import StepParts
+from emberline.sampling.keys import KeyedDraws
+from emberline.types import Request, RequestOutput, SamplingParams, TokenLogprobs
+from emberline.verify.planner import Planner, VerifyAll
+
+EOS = 1
+
+
+def make_engine(
+    target: PrefixTarget,
+    drafter: Drafter | None = None,
+    *,
+    planner: Planner | None = None,
+    layout: LayoutKind = "compact",
+    num_pages: int = 256,
+    eos_ids: Iterable[int] = (EOS,),
+    **scheduler: int,
+) -> Engine:
+    config = EngineConfig(
+        cache=CacheConfig(page_size=target.page_size, num_tokens=num_pages * target.page_size),
+        scheduler=SchedulerConfig(**{"max_num_reqs": 8, **scheduler}),
+    )
+    parts = StepParts(
+        target=target,
+        drafter=drafter,
+        planner=planner or VerifyAll(),
+        draws=KeyedDraws(),
+        history=torch.zeros(config.scheduler.max_num_reqs, target.max_model_len, dtype=torch.int64),
+        page_size=target.page_size,
+        layout=layout,
+        eos_ids=frozenset(eos_ids),
+    )
+    return Engine(parts, PagePool(num_pages + 1, target.page_size), config)
+
+
+@dataclass
+class Answer:
+    """A request's deltas, joined."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    text: str = ""
+    outputs: list[RequestOutput] = field(default_factory=list)
+
+    @property
+    def last(self) -> RequestOutput:
+        return self.outputs[-1]
+
+
+def run(
+    engine: Engine,
+    requests: Iterable[Request],
+    *,
+    text: Callable[[SamplingParams], object] | None = None,
+    between: Callable[[int], None] | None = None,
+    max_steps: int = 5000,
+) -> dict[str, Answer]:
+    """Step until idle. `between` runs after every step with its number."""
+    answers: dict[str, Answer] = {}
+    for request in requests:
+        engine.add(request, text(request.params) if text else None)  # type: ignore[arg-type]
+        answers[request.request_id] = Answer()
+    for number in range(max_steps):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            collect(answers.setdefault(output.request_id, Answer()), output)
+        if between:
+            between(number)
+    assert not engine.has_work, "the engine did not come to rest"
+    assert engine.snapshot().kv_usage == 0
+    return answers
+
+
+def collect(answer: Answer, output: RequestOutput) -> None:
+    assert not (answer.outputs and answer.last.finished), "output after the end"
+    answer.token_ids += output.token_ids
+    if output.logprobs is not None:
+        assert [r.token_id for r in output.logprobs] == list(output.token_ids)
+        answer.logprobs += output.logprobs
+    answer.text += output.text
+    answer.outputs.append(output)
+    assert output.num_output_tokens == len(answer.token_ids)
+
+
+def ask(
+    engine: Engine, prompt: Iterable[int], params: SamplingParams | None = None, **kwargs: object
+) -> Answer:
+    """One request, alone."""
+    request = Request("r", tuple(prompt), params or SamplingParams(temperature=0, max_tokens=20))
+    return run(engine, [request], **kwargs)["r"]  # type: ignore[arg-type]

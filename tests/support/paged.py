@@ -1,0 +1,189 @@
+"""A target whose KV is token ids, and drafters that know it: whole-engine tests without a model.
+
+The logits of a token are a pure function of every token before it, read back through the page
+table. A wrong page, a stale slot or a shifted row changes the answer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from emberline.batch import (
+    CommittedTokens,
+    DraftContext,
+    DraftProposal,
+    DrawKeys,
+    ForwardBatch,
+    KVSpec,
+    Purpose,
+    TargetOutput,
+)
+from emberline.layout import Scored, Tokens
+from emberline.sampling.keys import draw
+
+
+class PrefixTarget:
+    """Logits = a hash of the last `order` tokens and the position; KV holds the ids themselves."""
+
+    min_rows = 1
+
+    def __init__(
+        self,
+        vocab_size: int = 32,
+        max_model_len: int = 128,
+        num_slots: int = 4096,
+        page_size: int = 4,
+        order: int = 3,
+        scale: float = 3.0,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.page_size = page_size
+        self.order = order
+        self.scale = scale
+        self.kv_spec = KVSpec(1, 1, 1)
+        self.slots = torch.full((num_slots,), -1, dtype=torch.int64)
+        self.num_rows_run: list[int] = []
+        self.num_tokens_run: list[int] = []
+        self.overrides: dict[tuple[int, ...], Tensor] = {}  # whole prefix -> logits
+
+    def logits_after(self, prefix: list[int]) -> Tensor:
+        """[V] float32 logits of the token after `prefix`."""
+        if tuple(prefix) in self.overrides:
+            return self.overrides[tuple(prefix)]
+        seed = 17
+        for token in prefix[-self.order :]:
+            seed = (seed * 1_000_003 + token + 1) % (2**31 - 1)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(self.vocab_size, generator=generator) * self.scale
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """The `count` tokens of plain greedy decoding."""
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(self.logits_after(tokens).argmax()))
+        return tokens[len(prompt) :]
+
+    def forward(self, batch: ForwardBatch) -> TargetOutput:
+        layout = batch.layout.check()
+        self.num_rows_run.append(layout.num_rows)
+        self.num_tokens_run.append(layout.num_tokens)
+        self.slots[batch.slot_mapping] = batch.token_ids
+        rows = []
+        for token in layout.token_of_scored.tolist():
+            req, position = int(layout.req_of_token[token]), int(batch.positions[token])
+            at = torch.arange(position + 1)
+            page = batch.page_table[req, at // self.page_size]
+            prefix = self.slots[page * self.page_size + at % self.page_size].tolist()
+            assert page.min() > 0, "the scratch page was read"
+            rows.append(self.logits_after(prefix))
+        logits = torch.stack(rows) if rows else torch.zeros(0, self.vocab_size)
+        return TargetOutput(Scored(logits), Tokens(batch.token_ids[:, None].float()))
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return token_ids[..., None].float()
+
+    def head(self, hidden: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class PrefixDrafter:
+    """Knows the target. `wrong_at` are sequence positions where it drafts something else on purpose.
+
+    Its confidence is 0.9, but 0.1 just after a position in `doubt_at`.
+    """
+
+    taps = (0,)
+    kv_spec = None
+
+    def __init__(
+        self,
+        target: PrefixTarget,
+        num_drafts: int = 7,
+        wrong_every: int = 0,
+        noise: float = 0.0,
+        doubt_every: int = 0,
+    ) -> None:
+        self.target = target
+        self.max_draft_tokens = num_drafts
+        self.wrong_every = wrong_every
+        self.noise = noise
+        self.doubt_every = doubt_every
+        self.num_proposals = 0
+        self.committed: dict[int, dict[int, int]] = {}  # slot -> position -> id
+
+    def propose(self, context: DraftContext) -> DraftProposal:
+        self.num_proposals += len(context.anchors)
+        ids, logits, confidence = [], [], []
+        for b in range(len(context.anchors)):
+            position = int(context.positions[b])
+            prefix = context.history[int(context.req_index[b]), : position + 1].tolist()
+            assert prefix[-1] == int(context.anchors[b])
+            row_ids, row_logits, row_confidence = [], [], []
+            for k in range(self.max_draft_tokens):
+                where = position + k + 1
+                base = self.target.logits_after(prefix)
+                if self.wrong_every and where % self.wrong_every == 0:
+                    base = -base
+                if self.noise:
+                    generator = torch.Generator().manual_seed(where)
+                    base = base + self.noise * torch.randn(base.shape, generator=generator)
+                purpose = Purpose.TARGET if context.coupled[b] else Purpose.DRAFT
+                keys = DrawKeys(
+                    context.seeds[b : b + 1], torch.tensor([where]), torch.tensor([int(purpose)])
+                )
+                temperature = context.temperatures[b : b + 1]
+                drawn, used = draw(base[None], temperature, keys, context.draws)
+                row_ids.append(int(drawn))
+                row_logits.append(used[0])
+                doubt = self.doubt_every and where % self.doubt_every == 0
+                row_confidence.append(0.1 if doubt else 0.9)
+                prefix = [*prefix, int(drawn)]
+            ids.append(row_ids)
+            logits.append(torch.stack(row_logits))
+            confidence.append(row_confidence)
+        return DraftProposal(
+            token_ids=torch.tensor(ids),
+            num_drafted=torch.full((len(ids),), self.max_draft_tokens),
+            logits=torch.stack(logits) if context.need_logits else None,
+            confidence=torch.tensor(confidence),
+        )
+
+    def observe(self, committed: CommittedTokens) -> None:
+        assert committed.taps is not None
+        assert torch.equal(committed.taps[:, 0].long(), committed.token_ids)
+        for slot, position, token, after in zip(
+            committed.req_index.tolist(),
+            committed.positions.tolist(),
+            committed.token_ids.tolist(),
+            committed.following_ids.tolist(),
+            strict=True,
+        ):
+            seen = self.committed.setdefault(slot, {})
+            seen[position] = token
+            self.committed[slot] = seen
+            self.last_following = (slot, position, after)
+
+
+class ConstantDrafter:
+    """Always proposes the same id: almost nothing is accepted."""
+
+    taps = ()
+    kv_spec = None
+
+    def __init__(self, token_id: int = 0, num_drafts: int = 4) -> None:
+        self.token_id = token_id
+        self.max_draft_tokens = num_drafts
+
+    def propose(self, context: DraftContext) -> DraftProposal:
+        num_reqs = len(context.anchors)
+        return DraftProposal(
+            token_ids=torch.full((num_reqs, self.max_draft_tokens), self.token_id),
+            num_drafted=torch.full((num_reqs,), self.max_draft_tokens),
+            logits=None,
+            confidence=None,
+        )
+
+    def observe(self, committed: CommittedTokens) -> None:
+        pass
