@@ -230,7 +230,7 @@ def test_abort_while_waiting():
         engine.step()
 
 
-@pytest.mark.parametrize(("offset", "drafts"), product(range(1, 11), (1, 4, 8)))
+@pytest.mark.parametrize(("offset", "drafts"), list(product(range(1, 11), (1, 4, 8))))
 def test_eos_at_every_offset_of_a_block(offset, drafts):
     target = PrefixTarget()
     path = target.greedy(PROMPT, 30)
@@ -254,7 +254,7 @@ def test_max_tokens_at_every_offset_of_a_block(cap):
     assert max(target.num_tokens_run[1:], default=0) <= cap
 
 
-@pytest.mark.parametrize(("stop_at", "cap"), product(range(1, 12, 2), range(1, 12, 3)))
+@pytest.mark.parametrize(("stop_at", "cap"), list(product(range(1, 12, 2), range(1, 12, 3))))
 def test_stop_id_against_cap(stop_at, cap):
     target = PrefixTarget()
     path = target.greedy(PROMPT, 30)

@@ -40,7 +40,7 @@ class Engine:
         config: EngineConfig,
         info: Mapping[str, object] | None = None,
     ) -> None:
-        self._parts = parts
+        self.parts = parts
         self._pool = pool
         self.config = config
         self.info = dict(info or {})
@@ -72,7 +72,7 @@ class Engine:
             text=text,
             seed=request_seed(params.seed, request.choice, secrets.randbits(63)),
             length_limit=limit,
-            stop_ids=frozenset() if params.ignore_eos else self._parts.eos_ids,
+            stop_ids=frozenset() if params.ignore_eos else self.parts.eos_ids,
             token_ids=list(request.prompt_token_ids),
             prompt_scores=None if params.prompt_logprobs is None else [],
         )
@@ -114,7 +114,7 @@ class Engine:
         )
 
     def _run(self, plan: list[ScheduledRequest]) -> list[RequestOutput]:
-        parts = self._parts
+        parts = self.parts
         for entry in plan:
             self._write_history(entry.state)
         inputs = build_inputs(plan, parts.eos_ids, parts.history.device.type)
@@ -227,7 +227,7 @@ class Engine:
     def _write_history(self, state: RequestState) -> None:
         new = state.token_ids[state.num_written :]
         if new:
-            row = self._parts.history[state.slot]
+            row = self.parts.history[state.slot]
             row[state.num_written : len(state.token_ids)] = torch.tensor(new)
             state.num_written = len(state.token_ids)
 
