@@ -11,6 +11,8 @@ from typing import Literal
 
 MAX_TOP_LOGPROBS = 1024
 MAX_CHOICES = 128
+MIN_TEMPERATURE = 1e-5
+"""Temperatures under this are greedy: the law is the same, and dividing by them could overflow."""
 LOGPROB_FLOOR = -9999.0
 """What JSON carries for a log-probability of minus infinity, so that every number is finite."""
 
@@ -63,7 +65,7 @@ class SamplingParams:
     Raises `InvalidRequest` naming the field on any value that has no meaning.
     """
 
-    temperature: float = 1.0  # 0 = greedy, ties to the lowest id
+    temperature: float = 1.0  # 0 (and under 1e-5) = greedy, ties to the lowest id
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1 = off
     min_p: float = 0.0
@@ -90,6 +92,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 100.0)
+        if self.temperature < MIN_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _is_int("top_k", self.top_k, -1)
         _in_range("min_p", self.min_p, 0.0, 1.0)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-_SHORTLIST = 1024  # ids looked at first by top-p; a row whose mass lies beyond is sorted whole
+_SHORTLIST = 1024  # ids that top-p looks at first; eight times as many while mass lies beyond
 
 
 def keep_min_p_(logits: Tensor, min_p: float) -> None:
@@ -47,7 +47,7 @@ def keep_top_(logits: Tensor, top_k: int, top_p: float) -> None:
         count, reached = _num_reaching(probs.gather(-1, ids), top_p)
         if width == vocab or reached:
             break
-        width = vocab
+        width = min(8 * width, vocab)
     _keep_best_(logits, best, count)
 
 
