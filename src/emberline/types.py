@@ -12,7 +12,7 @@ from typing import Literal
 MAX_TOP_LOGPROBS = 1024
 MAX_CHOICES = 128
 MIN_TEMPERATURE = 1e-5
-"""Temperatures under this are greedy: the law is the same, and dividing by them could overflow."""
+"""Temperatures under this are greedy in all but name, and logits divided by them could overflow."""
 LOGPROB_FLOOR = -9999.0
 """What JSON carries for a log-probability of minus infinity, so that every number is finite."""
 

@@ -111,18 +111,23 @@ def gumbel_noise(keys: DrawKeys, vocab: int, dtype: torch.dtype) -> Tensor:
     float64 noise refines float32 noise of the same key: v agrees within 2^-31.
     """
     row_words = _hash_keys(keys).view(torch.int32).view(-1, 2)
+    first, second = row_words[:, :1], row_words[:, 1:]
     index = torch.arange(vocab, dtype=torch.int32, device=keys.seeds.device)
-    words = _triple32(index, row_words[:, :1], row_words[:, 1:])
-    if dtype == torch.float64:
-        fine = _triple32(words, row_words[:, 1:], row_words[:, :1]).bitwise_and_(_LOW31)
-        fraction = fine.double().add_(0.5).mul_(2.0**-31)
+    words = _triple32(index, first, second)
+    return _gumbel(words, _triple32(words, second, first) if dtype == torch.float64 else None)
+
+
+def _gumbel(words: Tensor, fine_words: Tensor | None) -> Tensor:
+    """In place: -log(-log(1 - v)) with v from 31 bits, or from 62 in float64."""
+    if fine_words is not None:
+        fraction = fine_words.bitwise_and_(_LOW31).double().add_(0.5).mul_(2.0**-31)
         v = words.bitwise_and_(_LOW31).double().add_(fraction)
-        floor = 2.0**-53 - 1
+        largest = 1 - 2.0**-53
     else:
         # A sign bit is dropped, not used: integers below 2^24 then convert without rounding.
         v = words.bitwise_and_(_LOW31).float().add_(0.5)
-        floor = 2.0**-24 - 1
-    return v.mul_(-(2.0**-31)).clamp_(min=floor).log1p_().neg_().log_().neg_()
+        largest = 1 - 2.0**-24
+    return v.mul_(-(2.0**-31)).clamp_(min=-largest).log1p_().neg_().log_().neg_()
 
 
 def request_seed(seed: int | None, choice: int, entropy: int) -> int:
