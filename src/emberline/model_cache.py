@@ -106,16 +106,23 @@ def _is_whole(folder: Path, source: Source) -> bool:
 @contextmanager
 def _lock(path: Path, report: Report) -> Iterator[None]:
     with path.open("w") as file:
-        report("Waiting for another process that prepares this model", 0, 0)
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("Waiting for another process that prepares this model", 0, 0)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file gives the lock back
 
 
 @contextmanager
 def _reporting(show: bool) -> Iterator[Report]:
-    """A function that draws one progress line on standard error, or nothing."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
+    """A function that draws a progress bar on a terminal, one line a stage into a log."""
+    console = Console(stderr=True, quiet=not show, highlight=False)
+    if not console.is_terminal:
+        yield _line_a_stage(console)
+        return
+    text = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), text, BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not show) as bar:
         task = bar.add_task("", total=None)
 
@@ -123,3 +130,15 @@ def _reporting(show: bool) -> Iterator[Report]:
             bar.update(task, description=what, completed=done, total=total or None)
 
         yield report
+
+
+def _line_a_stage(console: Console) -> Report:
+    last = ""
+
+    def report(what: str, _done: int, _total: int) -> None:
+        nonlocal last
+        if what != last:
+            console.print(what, markup=False, soft_wrap=True)
+        last = what
+
+    return report

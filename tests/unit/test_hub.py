@@ -297,7 +297,11 @@ def test_gguf_is_converted_once_and_again_when_it_changes(tmp_path, tiny_gguf, m
 
 def test_progress_goes_to_standard_error(tiny_gguf, capsys):
     resolve_model(str(tiny_gguf), progress=True)
-    assert capsys.readouterr().out == ""
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == ["Converting tiny.gguf", "Saving"]
+    resolve_model(str(tiny_gguf), progress=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_foreign_gguf(tmp_path):
