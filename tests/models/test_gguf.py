@@ -58,6 +58,7 @@ def error_of(source: Path, tmp_path: Path) -> str:
         ("llama", {}),
         ("llama", {"tie_word_embeddings": False}),
         ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen2", {}),
         ("qwen3", {}),
     ],
 )

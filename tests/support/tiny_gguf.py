@@ -9,7 +9,14 @@ import gguf
 import numpy as np
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["\u0120 t", "h e", "\u0120t he", "1 2"]  # the last is unreachable if digits are split
@@ -53,6 +60,8 @@ def tiny_model(architecture: str = "llama", **changes: Any) -> torch.nn.Module:
     settings = {**SHAPE, "rope_parameters": rope, "tie_word_embeddings": True, **changes}
     if architecture == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**settings, head_dim=16))
+    elif architecture == "qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**settings))
     else:
         model = LlamaForCausalLM(LlamaConfig(**settings))
     for parameter in model.parameters():  # biases and norms too, so that a swap shows
