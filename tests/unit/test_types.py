@@ -1,0 +1,123 @@
+"""Requests: what is refused, with which field named, and what is derived."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from emberline.types import (
+    FinishReason,
+    InvalidRequest,
+    QueueFull,
+    RequestOutput,
+    SamplingParams,
+    SpeculationStats,
+)
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("temperature", value) for value in (-0.1, 100.5, 1e7, NAN, INF, True, "1")),
+        *(("top_p", value) for value in (0.0, -0.5, 1.01, 3, NAN)),
+        *(("top_k", value) for value in (-2, -9, 1.5, True)),
+        *(("min_p", value) for value in (-0.1, 1.1, NAN)),
+        *(("seed", value) for value in (-(2**63) - 1, 2**64, 1.0, True)),
+        *(("n", value) for value in (0, -1, 129, 10**7)),
+        *(("frequency_penalty", value) for value in (-2.1, 2.1, NAN)),
+        *(("presence_penalty", value) for value in (-2.1, 2.1, INF)),
+        *(("repetition_penalty", value) for value in (0.0, -1.0, NAN)),
+        *(("logit_bias", value) for value in ({-1: 0.0}, {0: 101.0}, {0: NAN}, {"a": 1.0})),
+        *(("stop", value) for value in ("end", ("",), ("a", ""), (3,))),
+        *(("stop_token_ids", value) for value in ((-1,), (1.5,))),
+        ("min_tokens", -1),
+        *(("max_tokens", value) for value in (0, -1, 1.0)),
+        *(("logprobs", value) for value in (-1, 1025, True)),
+        *(("prompt_logprobs", value) for value in (-1, 1025)),
+        ("prompt_logprobs_start", -1),
+        ("logprob_token_ids", (3,)),
+        ("logprobs_mode", "both"),
+        ("accept", "always"),
+    ],
+)
+def test_meaningless_values_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match=field) as caught:
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0, "top_p": 1e-6, "top_k": -1, "min_p": 1.0},
+        {"temperature": 100.0, "seed": -(2**63), "n": 128},
+        {"seed": 2**64 - 1, "logit_bias": {0: -100, 49151: 100}},
+        {"max_tokens": 0, "prompt_logprobs": 0},
+        {"min_tokens": 5, "max_tokens": 5},
+        {"logprobs": 1024, "logprob_token_ids": [1, 1, 0]},
+        {"repetition_penalty": 0.01, "frequency_penalty": -2, "presence_penalty": 2},
+    ],
+)
+def test_extreme_but_meaningful_values_are_taken(options: dict[str, object]) -> None:
+    params = SamplingParams(**options)  # type: ignore[arg-type]
+    for name, value in options.items():
+        taken = getattr(params, name)
+        assert (list(taken) if isinstance(value, list) else taken) == value
+
+
+def test_a_minimum_over_the_maximum_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="min_tokens 6 exceeds max_tokens 5"):
+        SamplingParams(min_tokens=6, max_tokens=5)
+
+
+def test_params_cannot_change_under_the_engine() -> None:
+    bias, stops = {3: 1.0}, ["a"]
+    params = SamplingParams(logit_bias=bias, stop=stops)
+    bias[4], stops[0] = 2.0, "b"
+    assert dict(params.logit_bias) == {3: 1.0}
+    assert params.stop == ("a",)
+    with pytest.raises(TypeError):
+        params.logit_bias[5] = 1.0  # type: ignore[index]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.top_k = 3  # type: ignore[misc]
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert SamplingParams(temperature=1e-9).greedy
+    assert SamplingParams(temperature=0).greedy
+    assert not SamplingParams(temperature=1e-5).greedy
+    assert SamplingParams().temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("accept", "seed", "coupled"),
+    [
+        ("auto", None, False),
+        ("auto", 0, True),
+        ("rejection", 0, False),
+        ("coupled", None, True),
+    ],
+)
+def test_a_seed_couples_unless_told_otherwise(accept: str, seed: int | None, coupled: bool) -> None:
+    assert SamplingParams(accept=accept, seed=seed).coupled is coupled  # type: ignore[arg-type]
+
+
+def test_acceptance_counts_become_rates() -> None:
+    stats = SpeculationStats(num_steps=4, num_drafted=28, num_verified=20, num_accepted=10)
+    assert stats.acceptance_rate == 0.5
+    assert dataclasses.replace(stats, num_emitted=14).acceptance_length == 3.5
+    assert SpeculationStats().acceptance_rate == SpeculationStats().acceptance_length == 0.0
+
+
+def test_an_output_with_a_reason_is_the_last() -> None:
+    assert not RequestOutput("r").finished
+    assert RequestOutput("r", finish_reason=FinishReason.LENGTH).finished
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    full = QueueFull(256)
+    assert full.retry_after == 1
+    assert "256" in str(full)
