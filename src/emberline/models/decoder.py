@@ -218,7 +218,7 @@ class Decoder:
         c = self.config
         qkv = layer.qkv(rms_norm(x, layer.input_norm, c.rms_norm_eps))
         live = layout.unpack(Rows(qkv)).view(layout.num_tokens, -1, c.head_dim)
-        q, k, v = torch.split(live, (c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
+        q, k, v = torch.split(live, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(q, layer.q_norm, c.rms_norm_eps)
             k = rms_norm(k, layer.k_norm, c.rms_norm_eps)
