@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import prompts as prompt_sets
-import record
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -17,6 +15,9 @@ from rich.table import Table
 from emberline.config import EngineConfig, SchedulerConfig
 from emberline.llm import LLM
 from emberline.types import SamplingParams
+
+import prompts as prompt_sets
+import record
 
 
 def measure(llm: LLM, prompts: list[str], temperature: float, tokens: int) -> dict[str, object]:

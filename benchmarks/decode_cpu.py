@@ -13,8 +13,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import prompts as prompt_sets
-import record
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -22,6 +20,9 @@ from rich.table import Table
 from emberline.config import EngineConfig
 from emberline.llm import LLM
 from emberline.types import SamplingParams
+
+import prompts as prompt_sets
+import record
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,20 @@ def main() -> None:
     for name, row in rows.items():
         base, draft, scored = (row[arm.name] for arm in arms)
         table.add_row(
-            name, *(f"{row[a.name]:.1f}" for a in arms), f"{draft / base:.2f}", f"{scored / draft:.3f}"
+            name,
+            *(f"{row[a.name]:.1f}" for a in arms),
+            f"{draft / base:.2f}",
+            f"{scored / draft:.3f}",
         )
     macro = {arm.name: statistics.mean(row[arm.name] for row in rows.values()) for arm in arms}
     speedup = statistics.mean(r["with draft"] / r["without draft"] for r in rows.values())
     cost = statistics.mean(r["with draft, logprobs 5"] / r["with draft"] for r in rows.values())
     table.add_row(
-        "macro", *(f"{macro[a.name]:.1f}" for a in arms), f"{speedup:.2f}", f"{cost:.3f}", style="bold"
+        "macro",
+        *(f"{macro[a.name]:.1f}" for a in arms),
+        f"{speedup:.2f}",
+        f"{cost:.3f}",
+        style="bold",
     )
     Console(width=110).print(table)
     figures: dict[str, object] = {

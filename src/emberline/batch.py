@@ -17,7 +17,7 @@ from emberline.layout import Scored, TokenLayout, Tokens
 
 
 class Purpose(IntEnum):
-    """What a draw is for. Part of its key, so that no two decisions ever share noise by accident."""
+    """What a draw is for. Part of its key: no two decisions share noise by accident."""
 
     TARGET = 0  # the target's own draw at a position: plain decode, bonus, everything under coupled
     DRAFT = 1  # a draft under rejection
@@ -53,7 +53,7 @@ class KVSpec:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    lookahead: int = 0  # positions by which a prefix match is shortened (0 DSpark/DFlash, 1 EAGLE-3)
+    lookahead: int = 0  # by how many positions a prefix match is shortened (EAGLE-3: 1)
 
 
 @dataclass(frozen=True, slots=True)

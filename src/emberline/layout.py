@@ -96,7 +96,7 @@ class TokenLayout:
         )
 
     def check(self) -> TokenLayout:
-        """Raise `ValueError` unless every invariant holds. Synchronises: never on a CUDA hot path."""
+        """Raise `ValueError` unless every invariant holds. Waits for the device: tests, CPU."""
         lens = self.query_start_loc.diff()
         if self.num_reqs and int(lens.min()) < 1:
             raise ValueError(f"every request forwards at least one token, got {lens.tolist()}")

@@ -144,9 +144,7 @@ class LLM:
             if not finished:
                 self.engine.abort(request.request_id)
 
-    def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None
-    ) -> Completion:
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation with the model's own chat template."""
         return self.generate([self.chat_ids(messages)], params)[0][0]
 

@@ -1,4 +1,4 @@
-"""What a request asks for and what it gets back. Owns validation; knows no tensors, no text, no engine."""
+"""What a request asks for and what it gets back. Owns validation; knows no tensors, no text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOGPROB_FLOOR = -9999.0
 
 
 class InvalidRequest(ValueError):
-    """A request that can never run. `param` names the offending field; the message says the remedy."""
+    """A request that can never run. `param` names the field, the message says the remedy."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -159,7 +159,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The log-probabilities of one emitted (or prompt) token, in nats, all from one distribution."""
+    """Log-probabilities of one emitted or prompt token, in nats, all from one distribution."""
 
     token_id: int
     logprob: float
@@ -188,7 +188,9 @@ class SpeculationStats:
     verified_per_pos: tuple[int, ...] = ()
     accepted_per_pos: tuple[int, ...] = ()
 
-    def add_step(self, drafted: int, verified: int, accepted: int, emitted: int) -> SpeculationStats:
+    def add_step(
+        self, drafted: int, verified: int, accepted: int, emitted: int
+    ) -> SpeculationStats:
         """These counts and those of one more verify step."""
         return SpeculationStats(
             self.num_steps + 1,

@@ -6,8 +6,6 @@ from itertools import product
 
 import pytest
 import torch
-from support.engines import EOS, Answer, ask, make_engine, run
-from support.paged import ConstantDrafter, PrefixDrafter, PrefixTarget
 
 from emberline.drafters.ngram import NGramDrafter
 from emberline.types import (
@@ -18,6 +16,9 @@ from emberline.types import (
     SamplingParams,
 )
 from emberline.verify.planner import Threshold, VerifyAll
+
+from support.engines import EOS, Answer, ask, make_engine, run
+from support.paged import ConstantDrafter, PrefixDrafter, PrefixTarget
 
 PROMPT = [5, 9, 3, 7, 2]
 
@@ -160,9 +161,7 @@ def ids_of(answers: dict[str, Answer]) -> dict[str, list[int]]:
 @pytest.mark.parametrize("layout", ["static", "compact"])
 def test_seeded_coupled_text_ignores_speculation_and_batch(layout):
     target = PrefixTarget(scale=1.0)
-    alone = {
-        r.request_id: run(make_engine(target), [r])[r.request_id].token_ids for r in many(12)
-    }
+    alone = {r.request_id: run(make_engine(target), [r])[r.request_id].token_ids for r in many(12)}
     for drafter in (None, PrefixDrafter(target, 5, noise=1.0, doubt_every=3), NGramDrafter(3)):
         engine = make_engine(target, drafter, planner=Threshold(0.4), layout=layout)
         assert ids_of(run(engine, many(12))) == alone
@@ -426,7 +425,9 @@ def test_chosen_ids_in_a_mixed_batch():
         assert len(answer.logprobs) == (10 if ids else 0)
         for record in answer.logprobs:
             logprobs = target.logits_after(prefix).log_softmax(-1)
-            assert record.chosen_logprobs == pytest.approx([float(logprobs[i]) for i in ids], abs=1e-5)
+            assert record.chosen_logprobs == pytest.approx(
+                [float(logprobs[i]) for i in ids], abs=1e-5
+            )
             prefix.append(record.token_id)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
-from support.paged import PrefixTarget
 
 from emberline.cache.page_pool import PagePool
 from emberline.config import CacheConfig, EngineConfig, LayoutKind, SchedulerConfig
@@ -16,6 +15,8 @@ from emberline.engine.step import StepParts
 from emberline.sampling.keys import KeyedDraws
 from emberline.types import Request, RequestOutput, SamplingParams, TokenLogprobs
 from emberline.verify.planner import Planner, VerifyAll
+
+from support.paged import PrefixTarget
 
 EOS = 1
 

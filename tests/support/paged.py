@@ -89,9 +89,9 @@ class PrefixTarget:
 
 
 class PrefixDrafter:
-    """Knows the target. `wrong_at` are sequence positions where it drafts something else on purpose.
+    """Knows the target. At every `wrong_every`-th position it drafts something else on purpose.
 
-    Its confidence is 0.9, but 0.1 just after a position in `doubt_at`.
+    Its confidence is 0.9, but 0.1 at every `doubt_every`-th position.
     """
 
     taps = (0,)

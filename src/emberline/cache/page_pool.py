@@ -58,7 +58,7 @@ class PagePool:
                 self._free.append(page)
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
-        """Raise `RuntimeError` unless free + held = all, each page counted as often as it is held."""
+        """Raise `RuntimeError` unless free + held = all, every reference accounted for."""
         expected = Counter(page for pages in held for page in pages)
         if expected != self._refs or len(self._free) + len(self._refs) != self.num_pages:
             raise RuntimeError(

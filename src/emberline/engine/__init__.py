@@ -1,1 +1,1 @@
-"""TODO."""
+"""The running engine: scheduling, steps, log-probabilities, text, threads."""

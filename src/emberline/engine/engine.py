@@ -241,9 +241,7 @@ class Engine:
         """Exact counts from this step's real widths; drafts behind a stop were not accepted."""
         accepted = min(accepted, kept)
         state.stats = state.stats.add_step(drafted, admitted, accepted, kept)
-        self._count(
-            num_verify_steps=1, num_draft_tokens=admitted, num_accepted_tokens=accepted
-        )
+        self._count(num_verify_steps=1, num_draft_tokens=admitted, num_accepted_tokens=accepted)
         per_pos = add_per_pos(self._totals.accepted_per_pos, accepted, self.max_draft_tokens)
         self._totals = replace(self._totals, accepted_per_pos=per_pos)
 

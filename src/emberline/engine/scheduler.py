@@ -106,7 +106,7 @@ class Scheduler:
         return ScheduledRequest(state, num_known, limit, num_scored, samples)
 
     def _reserve(self, state: RequestState, entry: ScheduledRequest) -> bool:
-        """Get the pages of a running request, preempting younger ones; False if it gave way itself."""
+        """Get a running request's pages, preempting younger ones; False if it gave way itself."""
         while self._missing_pages(entry) > self.pool.num_free:
             victim = self.running[-1]
             self._preempt(victim)
@@ -123,7 +123,7 @@ class Scheduler:
         state.pages += self.pool.allocate(self._missing_pages(entry))
 
     def _preempt(self, state: RequestState) -> None:
-        """Free a request's pages and queue it first: it recomputes, the client sees nothing of it."""
+        """Free a request's pages and queue it first: it recomputes, its client sees nothing."""
         self.running.remove(state)
         self._release(state)
         state.num_computed = 0

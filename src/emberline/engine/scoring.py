@@ -88,7 +88,7 @@ def _records(
     index: Tensor,
     token_ids: Tensor,
     widths: Sequence[int],
-    chosen_ids: Sequence[tuple[int, ...]],
+    chosen_ids: Sequence[Sequence[int]],
 ) -> list[TokenLogprobs]:
     """Host records of N tokens. `index` [N] rows of `logits`, `widths` their top-k, on the host."""
     num_top = min(max(widths), logits.shape[-1])

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Tensor operations, each with a plain reference."""

@@ -1,0 +1,26 @@
+"""The package's front is a promise: changing it is a decision, not an accident."""
+
+from __future__ import annotations
+
+import emberline
+
+
+def test_public_names():
+    assert emberline.__all__ == [
+        "LLM",
+        "CacheConfig",
+        "Completion",
+        "EngineConfig",
+        "FinishReason",
+        "InvalidRequest",
+        "QueueFull",
+        "Request",
+        "RequestOutput",
+        "SamplingParams",
+        "SchedulerConfig",
+        "SpeculationConfig",
+        "SpeculationStats",
+        "TokenLogprobs",
+    ]
+    for name in emberline.__all__:
+        assert getattr(emberline, name) is not None
