@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from emberline.batch import CommittedTokens, KVSpec
 from emberline.cache.kv_pool import KVPool
+from emberline.models.rotary import RopeTable
 from emberline.models.weights import Weights
 from emberline.ops.norm import rms_norm
 from emberline.ops.rotary import apply_rotary
@@ -38,7 +39,7 @@ class DraftConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: RopeTable
     attention_bias: bool
     block_size: int  # slots that see each other, the anchor's included
     anchor_predicts: bool  # True: slot k predicts anchor + k + 1; False: slot j predicts anchor + j
@@ -124,8 +125,7 @@ class BlockBackbone:
         self._context = _context(config, take, self._layers)
         self._norm = take("norm.weight", config.hidden_size)
         self._pool = KVPool.allocate(config.kv_spec, num_pages, page_size, dtype, device)
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
-        self._inv_freq = 1.0 / (config.rope_theta ** (exponents / config.head_dim))
+        self._rope = config.rope.to(device)
 
     def observe(self, committed: CommittedTokens) -> None:
         """Write the keys and values of committed tokens at their slots.
@@ -146,7 +146,9 @@ class BlockBackbone:
         flat = F.linear(entries, context.kv, context.kv_bias)[:count]
         kv = flat.view(count, config.num_layers, 2, config.num_kv_heads, config.head_dim)
         keys = rms_norm(kv[:, :, 0], context.k_norm, config.rms_norm_eps)
-        keys = apply_rotary(keys.flatten(1, 2), *self._angles(committed.positions))
+        keys = apply_rotary(
+            keys.flatten(1, 2), *self._rope.cos_sin(committed.positions, self.dtype)
+        )
         keys = keys.view(count, config.num_layers, config.num_kv_heads, config.head_dim)
         for layer in range(config.num_layers):
             self._pool.write(layer, committed.slot_mapping, keys[:, layer], kv[:, layer, 1])
@@ -168,7 +170,7 @@ class BlockBackbone:
         token_ids[:, 0] = anchors
         x = self._embed(token_ids).to(self.dtype).flatten(0, 1)
         steps = torch.arange(width, device=positions.device)
-        cos, sin = self._angles((positions[:, None] + steps).flatten())
+        cos, sin = self._rope.cos_sin((positions[:, None] + steps).flatten(), self.dtype)
         keys, values, mask = self._gather(positions, page_table)
         for index, layer in enumerate(self._layers):
             normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
@@ -229,12 +231,6 @@ class BlockBackbone:
         )
         mixed = mixed.reshape(-1, kv_heads, group, width, head_dim).permute(0, 3, 1, 2, 4)
         return F.linear(mixed.reshape(-1, heads * head_dim), layer.out, layer.out_bias)
-
-    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [N, head_dim] of positions [N]."""
-        half = positions.to(torch.float32)[:, None] * self._inv_freq
-        angles = torch.cat((half, half), dim=-1)
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
 
 def _layer(config: DraftConfig, take: Callable[..., Tensor], prefix: str) -> BlockLayer:

@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import Qwen3Config
 
 from emberline.drafters.base import Drafter
 from emberline.drafters.block import BlockBackbone, DraftConfig, EmbedFn, HeadFn
 from emberline.drafters.dflash import DFlashDrafter
 from emberline.drafters.dspark import DSparkDrafter, load_confidence_head, load_markov_head
+from emberline.models.rotary import RopeTable, rope_from_config
 from emberline.models.target import Target
 from emberline.models.weights import ModelError, Weights, load_folder, read_json
 
@@ -53,6 +55,15 @@ PREFIXES = (
 )
 """Wrappers' prefixes, stripped in this order."""
 
+ROPE_FIELDS = (
+    "hidden_size",
+    "num_attention_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+)
 UNUSED = ("*rotary_emb.inv_freq",)
 HEAD_COLUMNS = 64
 EMBED_ROWS = 16_384
@@ -72,7 +83,7 @@ def read_draft_config(folder: Path) -> DraftConfig:
     raw = read_json(path)
     try:
         return _parse(raw)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ModelError) as error:
         reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"{path}: {reason}") from error
 
@@ -171,7 +182,7 @@ def _parse(raw: Mapping[str, Any]) -> DraftConfig:
         num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
         head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
         rms_norm_eps=float(raw["rms_norm_eps"]),
-        rope_theta=_rope_theta(raw),
+        rope=_rope(raw),
         attention_bias=bool(raw.get("attention_bias")),
         block_size=int(merged["block_size"]),
         anchor_predicts=anchor_predicts,
@@ -209,12 +220,17 @@ def _dialect(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> str:
     return name
 
 
-def _rope_theta(raw: Mapping[str, Any]) -> float:
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind != "default":
-        raise ValueError(f"RoPE type {kind!r} is not supported in a draft yet, only default")
-    return float(rope.get("rope_theta") or raw["rope_theta"])
+def _rope(raw: Mapping[str, Any]) -> RopeTable:
+    """Frequencies, through transformers' own reading of the old and the new spelling."""
+    nested = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if "rope_theta" not in raw and "rope_theta" not in nested:
+        raise KeyError("rope_theta")
+    kept = {name: raw[name] for name in ROPE_FIELDS if raw.get(name) is not None}
+    kept.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
+    table = rope_from_config(Qwen3Config(**kept))
+    if table.max_len is not None:
+        raise ValueError("RoPE whose frequencies change with the length is not supported")
+    return table
 
 
 def _check_target(folder: Path, config: DraftConfig, weights: Weights, target: Target) -> None:
