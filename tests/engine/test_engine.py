@@ -453,6 +453,86 @@ def test_options_mean_the_same_with_and_without_drafts(options):
         assert answer.token_ids == plain.token_ids
 
 
+def test_a_banned_token_never_appears():
+    target = PrefixTarget(vocab_size=12, scale=1.0)
+    path = target.greedy(PROMPT, 200)
+    banned = max(set(path), key=path.count)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(
+            temperature=temperature,
+            seed=2,
+            max_tokens=100,
+            ignore_eos=True,
+            logit_bias={banned: -100.0},
+        )
+        answer = ask(make_engine(target, PrefixDrafter(target, 8)), PROMPT, params)
+        assert len(answer.token_ids) == 100
+        assert banned not in answer.token_ids
+
+
+def test_the_sign_of_a_penalty_matters():
+    target = PrefixTarget(vocab_size=12, scale=1.0)
+    for name in ("frequency_penalty", "presence_penalty"):
+        texts = [
+            ask(
+                make_engine(target, PrefixDrafter(target, 4)), PROMPT, greedy(40, **{name: value})
+            ).token_ids
+            for value in (-2.0, 2.0)
+        ]
+        assert len(set(texts[0])) < len(set(texts[1]))
+
+
+class Letters:
+    """A text stream in which token i is the letter i."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.stop = params.stop
+        self.text = ""
+        self.taken = 0
+
+    def push(self, token_id: int, *, check_stop: bool = True) -> str | None:
+        self.text += chr(97 + token_id)
+        for stop in self.stop if check_stop else ():
+            if self.text.endswith(stop):
+                self.text = self.text.removesuffix(stop)
+                return stop
+        return None
+
+    def take(self, final: bool = False) -> str:
+        hold = 0 if final else max((len(s) - 1 for s in self.stop), default=0)
+        end = max(self.taken, len(self.text) - hold)
+        delta, self.taken = self.text[self.taken : end], end
+        return delta
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 3, 8])
+@pytest.mark.parametrize("end", range(1, 20))
+def test_a_stop_string_over_two_tokens_cuts_everything_at_one_place(end, drafts):
+    target = PrefixTarget(vocab_size=20)
+    path = target.greedy(PROMPT, 40)
+    letters = "".join(chr(97 + i) for i in path)
+    stop = letters[end - 1 : end + 1]
+    at = letters.index(stop)
+    drafter = PrefixDrafter(target, drafts) if drafts else None
+    params = greedy(40, stop=[stop], logprobs=1)
+    answer = ask(make_engine(target, drafter), PROMPT, params, text=Letters)
+    assert answer.text == letters[:at]
+    assert answer.token_ids == path[: at + 2]
+    assert len(answer.logprobs) == answer.last.num_output_tokens == at + 2
+    assert (answer.last.finish_reason, answer.last.stop_reason) == (FinishReason.STOP, stop)
+
+
+@pytest.mark.parametrize("min_tokens", [1, 5, 9, 16])
+def test_stop_strings_wait_for_min_tokens(min_tokens):
+    target = PrefixTarget(vocab_size=20)
+    letters = "".join(chr(97 + i) for i in target.greedy(PROMPT, 60))
+    stop = letters[2]
+    params = greedy(60, stop=[stop], min_tokens=min_tokens)
+    answer = ask(make_engine(target, PrefixDrafter(target, 8)), PROMPT, params, text=Letters)
+    expected = letters.index(stop, min_tokens - 1) + 1
+    assert len(answer.token_ids) == expected >= min_tokens
+
+
 def test_nan_logits_fail_their_request_and_no_other():
     target = PrefixTarget()
     path = target.greedy(PROMPT, 10)

@@ -95,14 +95,6 @@ class Engine:
             self._scheduler.check()
         return outputs
 
-    def reset(self) -> list[str]:
-        """Drop every request after a failed step; returns their ids."""
-        dropped = list(self._states)
-        for state in list(self._states.values()):
-            self._scheduler.remove(state)
-        self._states.clear()
-        return dropped
-
     def snapshot(self) -> EngineSnapshot:
         """Counters since the start, and what is held now."""
         return replace(
