@@ -1,0 +1,158 @@
+"""The HTTP application: routes, life cycle, what the server says about itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Response
+from fastapi import Request as HttpRequest
+
+from emberline.engine.async_engine import AsyncEngine
+from emberline.server.chat import create_chat_completion
+from emberline.server.completions import create_completion
+from emberline.server.errors import ApiError, install_error_handlers
+from emberline.server.metrics import ServerMetrics
+from emberline.server.prompts import PromptEncoder
+from emberline.server.protocol import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from emberline.server.records import Json
+from emberline.server.service import Service
+from emberline.server.stream import Answer
+from emberline.server.tokens import detokenize, tokenize, tokenizer_info
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Endpoint = Callable[[Service, HttpRequest], Awaitable[Response]]
+
+POST_ROUTES: dict[str, tuple[Endpoint, type[Body]]] = {
+    "/v1/completions": (create_completion, CompletionBody),
+    "/v1/chat/completions": (create_chat_completion, ChatBody),
+    "/tokenize": (tokenize, TokenizeBody),
+    "/detokenize": (detokenize, DetokenizeBody),
+}
+
+
+def create_app(engine: AsyncEngine, tokenizer: PreTrainedTokenizerBase, name: str) -> FastAPI:
+    """The application for one engine. Ending it shuts the engine down."""
+    service = Service(
+        engine=engine,
+        encoder=PromptEncoder(
+            tokenizer,
+            engine.token_text,
+            vocab_size=engine.vocab_size,
+            max_model_len=engine.max_model_len,
+        ),
+        metrics=ServerMetrics(engine.snapshot, name),
+        name=name,
+        created=int(time.time()),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        engine.shutdown()
+
+    app = FastAPI(title="Emberline", version=version("emberline"), lifespan=lifespan)
+    install_error_handlers(app)
+    for path, (endpoint, kind) in POST_ROUTES.items():
+        _add_post(app, service, path, endpoint, kind)
+    _add_gets(app, service)
+    return app
+
+
+def _add_post(
+    app: FastAPI, service: Service, path: str, endpoint: Endpoint, kind: type[Body]
+) -> None:
+    async def route(http: HttpRequest) -> Response:
+        return await endpoint(service, http)
+
+    place = f"#/paths/{path.replace('/', '~1')}/post/requestBody/content/application~1json/schema"
+    schema = kind.model_json_schema(ref_template=place + "/$defs/{model}")
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    app.add_api_route(
+        path,
+        route,
+        methods=["POST"],
+        name=endpoint.__name__,
+        description=endpoint.__doc__ or "",
+        openapi_extra={"requestBody": body},
+    )
+
+
+def _add_gets(app: FastAPI, service: Service) -> None:
+    engine = service.engine
+
+    @app.get("/health")
+    def health() -> Response:
+        """200 while the engine answers, 503 once it does not."""
+        state = engine.health()
+        if not state.ok:
+            raise ApiError(503, state.reason or "unhealthy", code="unhealthy")
+        return Response()
+
+    @app.get("/v1/models")
+    def models() -> Response:
+        """The one model served."""
+        return Answer({"object": "list", "data": [_model_card(service)]})
+
+    @app.get("/v1/models/{model:path}")
+    def model_card(model: str) -> Response:
+        """The model served, by its name."""
+        if model != service.name:
+            message = f"model {model!r} is not served here: use {service.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return Answer(_model_card(service))
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(
+            service.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    @app.get("/server_info")
+    def server_info() -> Response:
+        """Model, draft, layout, budgets, and how exact the log-probabilities are."""
+        return Answer(_server_info(service))
+
+    @app.get("/version")
+    def package_version() -> Response:
+        """The package's version."""
+        return Answer({"version": app.version})
+
+    @app.get("/tokenizer_info")
+    def about_tokenizer() -> Response:
+        """Special tokens and chat template."""
+        return Answer(tokenizer_info(service))
+
+
+def _model_card(service: Service) -> Json:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "emberline",
+        "root": service.name,
+        "parent": None,
+        "max_model_len": service.engine.max_model_len,
+    }
+
+
+def _server_info(service: Service) -> dict[str, Any]:
+    engine = service.engine
+    return {
+        "model_name": service.name,
+        "max_model_len": engine.max_model_len,
+        "vocab_size": engine.vocab_size,
+        **engine.info,
+    }

@@ -1,0 +1,126 @@
+"""One call of either endpoint: its choices' requests, and the frame round what they answer.
+
+Owns what is the same for completions and chat: chunks, endings, usage, the extension object. The
+shape of a choice comes from a `ChoiceFormat`. One format serves streamed and whole answers, so that
+they agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fastapi import Request as HttpRequest
+from fastapi import Response
+
+from emberline.engine.async_engine import merge_outputs
+from emberline.server.protocol import StreamOptions
+from emberline.server.records import Json, Ledger
+from emberline.server.service import Service
+from emberline.server.stream import Answer, ClientGone, EventStream, Outputs, collect
+from emberline.types import Request, RequestOutput
+
+
+class ChoiceFormat(Protocol):
+    """Writes the outputs of one choice, in order."""
+
+    def whole(self, output: RequestOutput) -> Json:
+        """The choice of an answer that is not streamed."""
+        ...
+
+    def deltas(self, output: RequestOutput) -> list[Json]:
+        """The choices of the chunks that say what `output` adds; none if nothing can be said."""
+        ...
+
+    def end(self) -> Json:
+        """The choice of the last chunk, which carries the finish reason."""
+        ...
+
+    def root(self, output: RequestOutput) -> Json:
+        """What the answer says outside its choices, from the first output."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What every chunk or answer of a call begins with."""
+
+    id: str
+    whole: str  # the `object` of an answer
+    chunk: str  # and of a chunk
+    per_prompt: int  # choices a prompt
+
+
+class Call:
+    """The requests of one call and the formats of their choices, index by index."""
+
+    def __init__(
+        self,
+        service: Service,
+        frame: Frame,
+        requests: Sequence[Request],
+        formats: Sequence[ChoiceFormat],
+        stream_options: StreamOptions | None,
+    ) -> None:
+        self._requests, self._formats, self._frame = requests, formats, frame
+        self._options = stream_options or StreamOptions()
+        self._ledger = Ledger(len(requests), frame.per_prompt)
+        self._open = service.opener(requests)
+        self._head: Json = {
+            "id": frame.id,
+            "object": frame.chunk,
+            "created": int(time.time()),
+            "model": service.name,
+        }
+
+    def stream(self) -> Response:
+        """The answer as server-sent events."""
+        return EventStream(self._open, self._events)
+
+    async def answer(self, http: HttpRequest) -> Response:
+        """The answer at once; nothing if the client hangs up."""
+        try:
+            parts = await collect(self._open(http.receive), len(self._requests))
+        except ClientGone:
+            return Response(status_code=499)
+        merged = [merge_outputs(outputs) for outputs in parts]
+        choices = []
+        for index, output in enumerate(merged):
+            self._ledger.note(index, output)
+            choices.append(self._formats[index].whole(output) | _ending(output))
+        return Answer(
+            self._head
+            | {"object": self._frame.whole, "choices": choices, "usage": self._ledger.usage()}
+            | self._formats[0].root(merged[0])
+            | {"emberline": self._ledger.extension()}
+        )
+
+    async def _events(self, outputs: Outputs) -> AsyncIterator[Json]:
+        """A chunk an output, one for each ending, one for the usage if asked."""
+        root_sent = False
+        async for index, output in outputs:
+            self._ledger.note(index, output)
+            form = self._formats[index]
+            root = {} if index or root_sent else form.root(output)
+            for choice in form.deltas(output):
+                yield self._chunk([choice | {"finish_reason": None}]) | root
+                root, root_sent = {}, root_sent or index == 0
+            if output.finished:
+                last = self._ledger.finished and not self._options.include_usage
+                tail = {"emberline": self._ledger.extension()} if last else {}
+                yield self._chunk([form.end() | _ending(output)]) | root | tail
+        if self._options.include_usage:
+            usage = {"usage": self._ledger.usage(), "emberline": self._ledger.extension()}
+            yield self._chunk([]) | usage
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        chunk = self._head | {"choices": choices}
+        if self._options.continuous_usage_stats:
+            return chunk | {"usage": self._ledger.usage()}
+        return chunk | ({"usage": None} if self._options.include_usage else {})
+
+
+def _ending(output: RequestOutput) -> Json:
+    return {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}

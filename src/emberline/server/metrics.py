@@ -1,0 +1,143 @@
+"""Prometheus metrics under the names that dashboards and gateways already read.
+
+Owns names, labels and buckets. Counters come from the engine's exact totals, times from calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from emberline.types import EngineSnapshot, FinishReason, RequestOutput
+
+LABELS = ["model_name", "engine"]
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+_GAUGES: tuple[tuple[str, str, Callable[[EngineSnapshot], float]], ...] = (
+    ("vllm:num_requests_running", "Requests in the running batch", lambda s: s.num_running),
+    ("vllm:num_requests_waiting", "Requests that wait for room", lambda s: s.num_waiting),
+    ("vllm:kv_cache_usage_perc", "Share of the KV pages in use, 0 to 1", lambda s: s.kv_usage),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[EngineSnapshot], float]], ...] = (
+    ("vllm:num_preemptions", "Requests put back to make room", lambda s: s.num_preemptions),
+    ("vllm:prompt_tokens", "Prompt tokens computed", lambda s: s.prompt_tokens),
+    ("vllm:generation_tokens", "Tokens emitted", lambda s: s.generation_tokens),
+    ("vllm:spec_decode_num_drafts", "Verify steps", lambda s: s.num_verify_steps),
+    ("sglang:spec_verify_calls", "Verify steps", lambda s: s.num_verify_steps),
+    ("vllm:spec_decode_num_draft_tokens", "Drafts verified", lambda s: s.num_draft_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Drafts accepted", lambda s: s.num_accepted_tokens),
+    ("emberline:engine_steps", "Steps of the engine", lambda s: s.num_engine_steps),
+)
+
+
+class _EngineCollector(Collector):
+    """Reads the engine's totals whenever it is scraped."""
+
+    def __init__(self, snapshot: Callable[[], EngineSnapshot], labels: list[str]) -> None:
+        self._snapshot, self._labels = snapshot, labels
+
+    def collect(self) -> Iterable[Metric]:
+        """The current values."""
+        now = self._snapshot()
+        for name, what, value in _GAUGES:
+            gauge = GaugeMetricFamily(name, what, labels=LABELS)
+            gauge.add_metric(self._labels, value(now))
+            yield gauge
+        for name, what, value in _COUNTERS:
+            counter = CounterMetricFamily(name, what, labels=LABELS)
+            counter.add_metric(self._labels, value(now))
+            yield counter
+        yield self._per_position(now)
+
+    def _per_position(self, now: EngineSnapshot) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafts accepted, by position in the block",
+            labels=[*LABELS, "position"],
+        )
+        for position, count in enumerate(now.accepted_per_pos):
+            family.add_metric([*self._labels, str(position)], count)
+        return family
+
+
+class ServerMetrics:
+    """The metrics of one server."""
+
+    def __init__(self, snapshot: Callable[[], EngineSnapshot], model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        labels = {"model_name": model_name, "engine": "0"}
+        self.registry.register(_EngineCollector(snapshot, list(labels.values())))
+
+        def histogram(name: str, what: str) -> Histogram:
+            family = Histogram(name, what, LABELS, buckets=_SECONDS, registry=self.registry)
+            return family.labels(**labels)
+
+        self.first_token = histogram(
+            "vllm:time_to_first_token_seconds", "From a request's arrival to its first token"
+        )
+        self.inter_token = histogram(
+            "vllm:inter_token_latency_seconds",
+            "Time a token after the first, a step's time shared among its tokens",
+        )
+        self.end_to_end = histogram(
+            "vllm:e2e_request_latency_seconds", "From a request's arrival to its end"
+        )
+        success = Counter(
+            "vllm:request_success",
+            "Requests that ended, by reason",
+            [*LABELS, "finished_reason"],
+            registry=self.registry,
+        )
+        self.finished = {
+            reason: success.labels(**labels, finished_reason=str(reason)) for reason in FinishReason
+        }
+
+    def exposition(self) -> bytes:
+        """The text format that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def call(self, num_requests: int) -> CallMetrics:
+        """Start the clock of one call."""
+        return CallMetrics(self, num_requests)
+
+
+class CallMetrics:
+    """Times of one call's requests."""
+
+    def __init__(self, server: ServerMetrics, num_requests: int) -> None:
+        self._server = server
+        self._began = time.monotonic()
+        self._latest: list[float | None] = [None] * num_requests
+        self._open: set[int] = set()
+
+    def admitted(self) -> None:
+        """The engine has taken every request of the call."""
+        self._open = set(range(len(self._latest)))
+
+    def observe(self, index: int, output: RequestOutput) -> None:
+        """Record what an output of request `index` shows."""
+        now, latest = time.monotonic(), self._latest[index]
+        if output.token_ids:
+            if latest is None:
+                self._server.first_token.observe(now - self._began)
+            else:
+                count = len(output.token_ids)
+                for _ in range(count):
+                    self._server.inter_token.observe((now - latest) / count)
+            self._latest[index] = now
+        if output.finish_reason is not None:
+            self._end(index, output.finish_reason)
+
+    def close(self) -> None:
+        """The call is over; what was admitted and has not finished was aborted."""
+        for index in sorted(self._open):
+            self._end(index, FinishReason.ABORT)
+
+    def _end(self, index: int, reason: FinishReason) -> None:
+        self._open.discard(index)
+        self._server.end_to_end.observe(time.monotonic() - self._began)
+        self._server.finished[reason].inc()

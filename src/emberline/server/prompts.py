@@ -1,0 +1,174 @@
+"""Prompts to token ids: plain text, ids, conversations. Off the event loop when long.
+
+Owns tokenising, chat templates and what an echoed prompt looks like. Must not know sampling,
+the engine's queue or response shapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from emberline.engine.detokenizer import TokenText
+from emberline.server.protocol import Message
+from emberline.types import InvalidRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LONG_TEXT = 4096  # characters; from here on a thread costs less than the wait
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """Token ids, and the bytes that each adds to an echoed text."""
+
+    token_ids: tuple[int, ...]
+    pieces: tuple[bytes, ...] = ()  # one a token, only where an echo was asked for
+
+    @property
+    def text(self) -> str:
+        """The echoed text."""
+        return b"".join(self.pieces).decode("utf-8", "replace")
+
+
+class PromptEncoder:
+    """Turns what a client sent into token ids within the model's limits."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        token_text: TokenText,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self._text = token_text
+        self._template_arguments = frozenset(
+            inspect.signature(tokenizer.apply_chat_template).parameters
+        )
+
+    async def prompts(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        add_special_tokens: bool,
+        echo: bool,
+        skip_special_tokens: bool,
+    ) -> list[EncodedPrompt]:
+        """One encoded prompt for each that the client sent.
+
+        Raises:
+            InvalidRequest: a prompt is empty, too long, or holds an id that does not exist.
+        """
+        if not prompts:
+            raise InvalidRequest("prompt is empty: give a text or token ids", "prompt")
+
+        def encode(item: str | Sequence[int]) -> EncodedPrompt:
+            if isinstance(item, str):
+                return self._from_text(item, add_special_tokens, echo)
+            return self._from_ids(item, echo, skip_special_tokens)
+
+        return await off_loop(sum(map(len, prompts)), lambda: [encode(item) for item in prompts])
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any],
+        param: str = "messages",
+    ) -> EncodedPrompt:
+        """A conversation through the model's own chat template.
+
+        Raises:
+            InvalidRequest: there is no template, or it refuses these messages.
+        """
+        taken = self._template_arguments.intersection(template_kwargs)
+        if taken:
+            message = f"chat_template_kwargs may not set {sorted(taken)[0]}"
+            raise InvalidRequest(message, "chat_template_kwargs")
+        if not self.tokenizer.chat_template:
+            message = "this model has no chat template: use /v1/completions"
+            raise InvalidRequest(message, param)
+        rendered = [message.rendered() for message in messages]
+
+        def encode() -> EncodedPrompt:
+            try:
+                text = self.tokenizer.apply_chat_template(
+                    rendered,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **template_kwargs,
+                )
+            except Exception as problem:  # templates are programs: they raise what they like
+                message = f"the chat template refused these messages: {problem}"
+                raise InvalidRequest(message, param) from None
+            return EncodedPrompt(self._checked(self.encode(text, False), param))
+
+        return await off_loop(sum(len(message["content"]) for message in rendered), encode)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, with or without what the tokenizer adds round it."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return ids
+
+    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """Raise `InvalidRequest` for an id outside the vocabulary."""
+        outside = [i for i in token_ids if not 0 <= i < self.vocab_size]
+        if outside:
+            message = f"{param} holds token id {outside[0]}, outside [0, {self.vocab_size})"
+            raise InvalidRequest(message, param)
+
+    def _checked(self, token_ids: Sequence[int], param: str = "prompt") -> tuple[int, ...]:
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty: give at least one token", param)
+        self.check_ids(token_ids, param)
+        if len(token_ids) > self.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(token_ids)} tokens; the context length is "
+                f"{self.max_model_len}: shorten it",
+                param,
+            )
+        return tuple(token_ids)
+
+    def _from_text(self, text: str, add_special_tokens: bool, echo: bool) -> EncodedPrompt:
+        encoding = self.tokenizer(
+            text, add_special_tokens=add_special_tokens, return_special_tokens_mask=True
+        )
+        token_ids = self._checked(encoding["input_ids"])
+        if not echo:
+            return EncodedPrompt(token_ids)
+        # Special tokens written in the text are shown, those that the tokenizer added are not.
+        pieces = [
+            b"" if added else self._text.bytes_of(token_id)
+            for token_id, added in zip(token_ids, encoding["special_tokens_mask"], strict=True)
+        ]
+        if b"".join(pieces) == b" " + text.encode():
+            first = next(i for i, piece in enumerate(pieces) if piece)
+            pieces[first] = pieces[first][1:]  # sentencepiece's dummy prefix
+        return EncodedPrompt(token_ids, tuple(pieces))
+
+    def _from_ids(
+        self, token_ids: Sequence[int], echo: bool, skip_special_tokens: bool
+    ) -> EncodedPrompt:
+        ids = self._checked(token_ids)
+        if not echo:
+            return EncodedPrompt(ids)
+        hidden = self._text.special_ids if skip_special_tokens else frozenset()
+        return EncodedPrompt(
+            ids, tuple(b"" if i in hidden else self._text.bytes_of(i) for i in ids)
+        )
+
+
+async def off_loop(size: int, work: Callable[[], Result]) -> Result:
+    """Run `work`, in a thread when `size` (characters or ids) says that it takes long."""
+    return await asyncio.to_thread(work) if size > LONG_TEXT else work()

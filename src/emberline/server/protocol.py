@@ -1,0 +1,356 @@
+"""The request bodies of the API: fields, limits, and how they become sampling options.
+
+Owns parsing and validation. A field is honoured or refused by name, never dropped; null means
+absent. Must not know tokens, the engine or HTTP beyond a body's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic_core import from_json
+
+from emberline.server.errors import ApiError
+from emberline.types import MAX_TOP_LOGPROBS, InvalidRequest, SamplingParams
+
+MAX_CHAT_TOP_LOGPROBS = 20
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_STOPS = 16
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+def _check_prompt(value: object) -> object:
+    """A union would report every element of a long prompt against every alternative."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        nested = (type(item) is list and all(type(i) is int for i in item) for item in value)
+        if {*map(type, value)} in (set(), {str}, {int}) or all(nested):
+            return value
+    raise ValueError("must be a text, a list of texts, token ids, or a list of lists of token ids")
+
+
+_PromptTypes = str | list[str] | list[int] | list[list[int]]
+Prompt = Annotated[_PromptTypes, PlainValidator(_check_prompt, json_schema_input_type=_PromptTypes)]
+
+# What OpenAI's API has and this server has not, with the values that ask for nothing.
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "prediction": (),
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "verbosity": (),
+    "use_beam_search": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "tool_calls": ([],),
+    "annotations": ([],),
+}
+
+
+class Body(BaseModel):
+    """A JSON body: no unknown field, no coercion ("5" is no number, 1.0 no integer)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StreamOptions(Body):
+    """What a stream carries besides its tokens."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class GenerationBody(Body):
+    """The fields that completions and chat share."""
+
+    model: str | None = None
+    temperature: Finite = 1.0
+    top_p: Finite = 1.0
+    top_k: int = 0
+    min_p: Finite = 0.0
+    seed: int | None = None
+    n: int = 1
+    stop: str | list[str] = Field(default_factory=list)
+    stop_token_ids: list[TokenId] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    frequency_penalty: Finite = 0.0
+    presence_penalty: Finite = 0.0
+    repetition_penalty: Finite = 1.0
+    logit_bias: dict[str, Finite] = Field(default_factory=dict)
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
+    logprob_token_ids: list[TokenId] = Field(default_factory=list)
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    accept: Literal["auto", "rejection", "coupled"] = "auto"
+    speculate: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    # Accepted, without effect on the answer.
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    parallel_tool_calls: bool | None = None
+
+    def _params(self, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream: true", "stream_options")
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        if len(stops) > MAX_STOPS:
+            raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings", "stop")
+        if self.prompt_logprobs_start and self.prompt_logprobs is None:
+            raise InvalidRequest(
+                "prompt_logprobs_start needs prompt_logprobs", "prompt_logprobs_start"
+            )
+        options: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "seed": self.seed,
+            "n": self.n,
+            "logit_bias": _logit_bias(self.logit_bias),
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "stop": stops,
+            "stop_token_ids": self.stop_token_ids,
+            "include_stop_str_in_output": self.include_stop_str_in_output,
+            "min_tokens": self.min_tokens,
+            "max_tokens": max_tokens,
+            "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": self.skip_special_tokens,
+            "logprobs": logprobs,
+            "logprob_token_ids": self.logprob_token_ids,
+            "prompt_logprobs": self.prompt_logprobs,
+            "prompt_logprobs_start": self.prompt_logprobs_start,
+            "logprobs_mode": self.logprobs_mode,
+            "accept": self.accept,
+            "speculate": self.speculate,
+        }
+        return SamplingParams(**(options | more))
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`."""
+
+    prompt: Prompt
+    max_tokens: int | None = None
+    logprobs: bool | int | None = None
+    echo: bool = False
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+    def sampling_params(self) -> SamplingParams:
+        """Options of every choice. Raises `InvalidRequest` naming the field."""
+        if self.best_of not in (None, 1, self.n):
+            raise InvalidRequest("best_of must be 1 or equal to n", "best_of")
+        logprobs = self.num_logprobs
+        more: dict[str, Any] = {}
+        if self.echo and (logprobs is not None or self.max_tokens == 0):
+            wanted = logprobs or 0
+            if self.prompt_logprobs not in (None, wanted) or self.prompt_logprobs_start:
+                message = "echo reports the whole prompt with `logprobs` alternatives: leave it out"
+                raise InvalidRequest(message, "prompt_logprobs")
+            more["prompt_logprobs"] = wanted
+        return self._params(self.max_tokens, logprobs, **more)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Every prompt of the call, whichever of the four ways it was written."""
+        prompt: Any = self.prompt
+        one = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
+        return [prompt] if one else list(prompt)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives asked for; `true` is 1, as with the clients that send it."""
+        if self.logprobs is None or self.logprobs is False:
+            return None
+        if not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidRequest(
+                f"logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {self.logprobs}", "logprobs"
+            )
+        return int(self.logprobs)
+
+
+class TextPart(Body):
+    """A text part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart]
+    name: str | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+
+    def rendered(self) -> dict[str, str]:
+        """What chat templates expect: one string, and "system" for OpenAI's "developer"."""
+        content = self.content
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        extra = {"name": self.name, "tool_call_id": self.tool_call_id}
+        given = {key: value for key, value in extra.items() if value is not None}
+        return {"role": role, "content": content, **given}
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def sampling_params(self) -> SamplingParams:
+        """Options of every choice. Raises `InvalidRequest` naming the field."""
+        top = self.top_logprobs
+        if top is not None and not 0 <= top <= MAX_CHAT_TOP_LOGPROBS:
+            raise InvalidRequest(
+                f"top_logprobs must be in [0, {MAX_CHAT_TOP_LOGPROBS}], got {top}", "top_logprobs"
+            )
+        if top and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise InvalidRequest(
+                "max_tokens and max_completion_tokens differ: give one", "max_tokens"
+            )
+        return self._params(limits.pop() if limits else None, (top or 0) if self.logprobs else None)
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`, in vLLM's dialect (prompt or messages) and llama.cpp's (content)."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    content: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_special: bool = False
+    parse_special: Literal[True] = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`, the same body in both dialects."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
+    """A validated body.
+
+    Raises:
+        ApiError: 400 naming the field, for anything that is not strict JSON of this kind.
+    """
+    try:
+        # Refuses NaN, Infinity, lone surrogates and endless nesting.
+        data = from_json(body, allow_inf_nan=False)
+    except ValueError as problem:
+        raise ApiError(400, f"the body is not JSON: {problem}", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    data = _without_nulls(data)
+    _refuse_unsupported(data, "")
+    for i, message in enumerate(_dicts(data.get("messages"))):
+        _refuse_unsupported(message, f"messages.{i}.")
+    try:
+        return kind.model_validate(data)
+    except ValidationError as problem:
+        raise _first_error(problem) from None
+
+
+def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in data.items() if value is not None}
+    if isinstance(kept.get("messages"), list):
+        kept["messages"] = [
+            {key: value for key, value in message.items() if value is not None}
+            if isinstance(message, dict)
+            else message
+            for message in kept["messages"]
+        ]
+    if isinstance(kept.get("stream_options"), dict):
+        kept["stream_options"] = _without_nulls(kept["stream_options"])
+    return kept
+
+
+def _dicts(items: object) -> list[dict[str, Any]]:
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _refuse_unsupported(data: Mapping[str, object], prefix: str) -> None:
+    for name, harmless in UNSUPPORTED.items():
+        if name in data and data[name] not in harmless:
+            raise ApiError(
+                400,
+                f"{prefix}{name} is not supported by this server: leave it out",
+                param=prefix + name,
+                code="unsupported_parameter",
+            )
+
+
+def _first_error(problem: ValidationError) -> ApiError:
+    """The error that says most: unions report one error a member."""
+    errors: Sequence[Any] = problem.errors(include_url=False, include_input=False)
+    first = errors[0]
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    if unknown:
+        name = ".".join(str(part) for part in unknown[0]["loc"])
+        return ApiError(400, f"unknown field {name}", param=name, code="unknown_parameter")
+    field = str(first["loc"][0])
+    same = [error for error in errors if error["loc"][:1] == first["loc"][:1]]
+    path = ".".join(str(part) for part in first["loc"]) if len(same) == 1 else field
+    reasons = "; or ".join(dict.fromkeys(str(error["msg"]) for error in same))
+    return ApiError(400, f"{path}: {reasons}", param=path, code="invalid_value")
+
+
+def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
+    for key in bias:
+        if not (key.isascii() and key.isdigit() and len(key) < 20):
+            raise InvalidRequest(f"logit_bias keys are token ids, got {key!r}", "logit_bias")
+    return {int(key): value for key, value in bias.items()}

@@ -1,0 +1,212 @@
+"""The JSON shapes of answers: log-probability records, usage, how a request was speculated.
+
+Owns the shapes of OpenAI's two endpoints and the extensions. Every number is finite. Must not know
+the engine, tokenising or streaming.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emberline.engine.detokenizer import TokenText
+from emberline.types import (
+    LOGPROB_FLOOR,
+    RequestOutput,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprobs,
+)
+
+Json = dict[str, Any]
+
+
+def finite(logprob: float) -> float:
+    """The value as JSON carries it: minus infinity becomes the documented floor."""
+    return LOGPROB_FLOOR if logprob < LOGPROB_FLOOR else logprob
+
+
+class TextOffsets:
+    """Where each token's text begins, in characters; a part of a character points at it."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._length = start
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def next(self, piece: bytes) -> int:
+        """The offset of the next token, which adds `piece`."""
+        offset = self._length
+        self._length += len(self._decode(piece))
+        return offset
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """How the records of one request are written."""
+
+    text: TokenText
+    params: SamplingParams
+    as_ids: bool = False  # "token_id:N" instead of text
+    with_ids: bool = False  # an extra key `token_id`
+
+    def name(self, token_id: int) -> str:
+        """The token's string."""
+        return f"token_id:{token_id}" if self.as_ids else self.text.token_str(token_id)
+
+    def chat_entries(self, records: Iterable[TokenLogprobs]) -> list[Json]:
+        """`logprobs.content` of chat: one entry a record, each alternative its own token."""
+        entries = []
+        for record in records:
+            entry = self._chat_token(record.token_id, record.logprob)
+            entry["top_logprobs"] = [
+                self._chat_token(token_id, logprob)
+                for token_id, logprob in zip(record.top_ids, record.top_logprobs, strict=True)
+            ]
+            if record.chosen_logprobs:
+                entry["token_id_logprobs"] = self._chosen(record)
+            entries.append(entry)
+        return entries
+
+    def completion_arrays(
+        self,
+        token_ids: Sequence[int],
+        records: Sequence[TokenLogprobs | None],
+        offsets: Sequence[int],
+    ) -> Json:
+        """The four parallel arrays of completions; a None record has no value (first token)."""
+        arrays: Json = {
+            "tokens": [self.name(token_id) for token_id in token_ids],
+            "token_logprobs": [None if r is None else finite(r.logprob) for r in records],
+            "top_logprobs": [None if r is None else self._top_dict(r) for r in records],
+            "text_offset": list(offsets),
+        }
+        if self.with_ids:
+            arrays["token_ids"] = list(token_ids)
+        if self.params.logprob_token_ids:
+            arrays["token_id_logprobs"] = [
+                None if r is None or not r.chosen_logprobs else self._chosen(r) for r in records
+            ]
+        return arrays
+
+    def prompt_entries(self, records: Sequence[TokenLogprobs | None]) -> list[Json | None]:
+        """vLLM's `prompt_logprobs`: per position null or id -> {logprob, rank, decoded_token}."""
+        return [None if record is None else self._ranked(record) for record in records]
+
+    def _ranked(self, record: TokenLogprobs) -> Json:
+        ranked = {
+            token_id: (rank, logprob)
+            for rank, (token_id, logprob) in enumerate(
+                zip(record.top_ids, record.top_logprobs, strict=True), 1
+            )
+        }
+        ranked[record.token_id] = (record.rank, record.logprob)
+        return {
+            str(token_id): {
+                "logprob": finite(logprob),
+                "rank": rank,
+                "decoded_token": self.text.token_str(token_id),
+            }
+            for token_id, (rank, logprob) in ranked.items()
+        }
+
+    def _chat_token(self, token_id: int, logprob: float) -> Json:
+        entry: Json = {
+            "token": self.name(token_id),
+            "logprob": finite(logprob),
+            "bytes": list(self.text.visible_bytes(token_id, self.params)),
+        }
+        if self.with_ids:
+            entry["token_id"] = token_id
+        return entry
+
+    def _top_dict(self, record: TokenLogprobs) -> dict[str, float]:
+        top: dict[str, float] = {}
+        pairs = [*zip(record.top_ids, record.top_logprobs, strict=True)]
+        for token_id, logprob in [*pairs, (record.token_id, record.logprob)]:
+            name = self.name(token_id)
+            top[name] = max(finite(logprob), top.get(name, LOGPROB_FLOOR))
+        return top
+
+    def _chosen(self, record: TokenLogprobs) -> dict[str, float]:
+        ids = self.params.logprob_token_ids
+        return {
+            str(token_id): finite(logprob)
+            for token_id, logprob in zip(ids, record.chosen_logprobs, strict=True)
+        }
+
+
+class Ledger:
+    """The latest output of every choice of a call: what usage and statistics are made of."""
+
+    def __init__(self, num_choices: int, per_prompt: int) -> None:
+        self._latest = [RequestOutput("")] * num_choices
+        self._per_prompt = per_prompt
+
+    def note(self, index: int, output: RequestOutput) -> None:
+        """Remember what choice `index` has come to."""
+        self._latest[index] = output
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return all(output.finished for output in self._latest)
+
+    def usage(self) -> Json:
+        """Token counts; a prompt counts once however many choices continue it."""
+        firsts = self._latest[:: self._per_prompt]
+        num_prompt = sum(output.num_prompt_tokens for output in firsts)
+        num_output = sum(output.num_output_tokens for output in self._latest)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(output.num_cached_tokens for output in firsts)
+            },
+        }
+
+    def extension(self) -> Json:
+        """The `emberline` object: how the call was speculated, and each choice if several."""
+        return speculation([output.stats for output in self._latest])
+
+
+def speculation(stats: Sequence[SpeculationStats]) -> Json:
+    """Counts of all choices together, and of each if there are several."""
+    total: Json = {"speculation": _stats_json(_sum_stats(stats))}
+    if len(stats) > 1:
+        total["choices"] = [
+            {"index": i, "speculation": _stats_json(one)} for i, one in enumerate(stats)
+        ]
+    return total
+
+
+def _stats_json(stats: SpeculationStats) -> Json:
+    return {
+        "steps": stats.num_steps,
+        "drafted": stats.num_drafted,
+        "verified": stats.num_verified,
+        "accepted": stats.num_accepted,
+        "emitted": stats.num_emitted,
+        "acceptance_length": stats.acceptance_length,
+        "acceptance_rate": stats.acceptance_rate,
+        "verified_per_position": list(stats.verified_per_pos),
+        "accepted_per_position": list(stats.accepted_per_pos),
+    }
+
+
+def _sum_stats(stats: Sequence[SpeculationStats]) -> SpeculationStats:
+    def total(lists: list[tuple[int, ...]]) -> tuple[int, ...]:
+        width = max(map(len, lists), default=0)
+        return tuple(sum(one[i] for one in lists if i < len(one)) for i in range(width))
+
+    return SpeculationStats(
+        num_steps=sum(one.num_steps for one in stats),
+        num_drafted=sum(one.num_drafted for one in stats),
+        num_verified=sum(one.num_verified for one in stats),
+        num_accepted=sum(one.num_accepted for one in stats),
+        num_emitted=sum(one.num_emitted for one in stats),
+        verified_per_pos=total([one.verified_per_pos for one in stats]),
+        accepted_per_pos=total([one.accepted_per_pos for one in stats]),
+    )

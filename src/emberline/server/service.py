@@ -1,0 +1,86 @@
+"""What every endpoint works with: the engine, the prompts' encoder, the metrics, the served name.
+
+Owns what the endpoints share of reading a call and starting its requests.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from fastapi import Request as HttpRequest
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from emberline.engine.async_engine import AsyncEngine
+from emberline.server.errors import ApiError
+from emberline.server.metrics import ServerMetrics
+from emberline.server.prompts import PromptEncoder
+from emberline.server.protocol import AnyBody, parse_body
+from emberline.server.stream import Outputs, run_requests
+from emberline.types import InvalidRequest, Request
+
+MAX_BODY_BYTES = 64 * 2**20
+MAX_CALL_CHOICES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One served model."""
+
+    engine: AsyncEngine
+    encoder: PromptEncoder
+    metrics: ServerMetrics
+    name: str
+    created: int  # Unix seconds
+
+    async def read(self, kind: type[AnyBody], http: HttpRequest) -> AnyBody:
+        """The validated body of a call for this model.
+
+        Raises:
+            ApiError: 400 for a bad body, 404 for another model, 413 for too many bytes.
+        """
+        body = parse_body(kind, await _read_bytes(http))
+        model = getattr(body, "model", None)
+        if model is not None and model != self.name:
+            raise ApiError(
+                404,
+                f"model {model!r} is not served here: use {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+        return body
+
+    def opener(self, requests: Sequence[Request]) -> Callable[[Receive], Outputs]:
+        """Starts the requests once it is given the connection's `receive`."""
+        return partial(run_requests, self.engine, requests, self.metrics.call(len(requests)))
+
+
+def new_id(prefix: Literal["cmpl", "chatcmpl"]) -> str:
+    """A fresh id of a call."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def check_num_choices(num_prompts: int, n: int) -> None:
+    """Raise `InvalidRequest` for a call of more choices than one call may have."""
+    if num_prompts * n > MAX_CALL_CHOICES:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with n {n} make {num_prompts * n} choices: a call may have "
+            f"{MAX_CALL_CHOICES}",
+            "n" if num_prompts == 1 else "prompt",
+        )
+
+
+async def _read_bytes(http: HttpRequest) -> bytes:
+    body = bytearray()
+    try:
+        async for part in http.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                raise ApiError(413, f"the body exceeds {MAX_BODY_BYTES} bytes", code="too_large")
+    except ClientDisconnect:
+        raise ApiError(499, "the client hung up", code="client_gone") from None
+    return bytes(body)
