@@ -174,15 +174,16 @@ class Ledger:
 
 def speculation(stats: Sequence[SpeculationStats]) -> Json:
     """Counts of all choices together, and of each if there are several."""
-    total: Json = {"speculation": _stats_json(_sum_stats(stats))}
+    total: Json = {"speculation": stats_json(_sum_stats(stats))}
     if len(stats) > 1:
         total["choices"] = [
-            {"index": i, "speculation": _stats_json(one)} for i, one in enumerate(stats)
+            {"index": i, "speculation": stats_json(one)} for i, one in enumerate(stats)
         ]
     return total
 
 
-def _stats_json(stats: SpeculationStats) -> Json:
+def stats_json(stats: SpeculationStats) -> Json:
+    """The counts of one request or of several together."""
     return {
         "steps": stats.num_steps,
         "drafted": stats.num_drafted,

@@ -1,0 +1,129 @@
+"""`emberline serve`: an engine behind HTTP."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import typer
+
+from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
+from emberline.config import DtypeName, LayoutKind, PlannerName
+
+GRACE_SECONDS = 30  # what runs may finish after SIGTERM
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Folder, .gguf file or Hugging Face id; the embedded model if absent."),
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft checkpoint: folder or id, or 'none'.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="Name to serve the model under.")] = None,
+    dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Context length; the model's own if absent.")
+    ] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="Tokens that the KV cache holds.")] = None,
+    max_num_reqs: Annotated[
+        int | None, typer.Option(help="Requests that run at the same time.")
+    ] = None,
+    layout: Annotated[LayoutKind, typer.Option(help="How rows of a step are laid.")] = "compact",
+    planner: Annotated[
+        PlannerName, typer.Option(help="How much of a block is verified.")
+    ] = "verify_all",
+    threshold: Annotated[
+        float | None, typer.Option(help="Least survival worth verifying (planner threshold).")
+    ] = None,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(help="Drafts a block; the drafter's own if absent.")
+    ] = None,
+    drafter: Annotated[
+        DrafterName, typer.Option(help="auto: the draft checkpoint; ngram: from the text itself.")
+    ] = "auto",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="Of the server's log.")
+    ] = "info",
+) -> None:
+    """Serve a model over an OpenAI-compatible API."""
+    config = engine_config(
+        draft=draft,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        kv_tokens=kv_tokens,
+        max_num_reqs=max_num_reqs,
+        layout=layout,
+        planner=planner,
+        threshold=threshold,
+        num_draft_tokens=num_draft_tokens,
+        drafter=drafter,
+    )
+    listener = _listen(host, port)  # before the model is loaded: a taken port fails at once
+
+    import logging
+
+    import uvicorn
+
+    from emberline.engine.async_engine import AsyncEngine
+    from emberline.llm import load_engine
+    from emberline.server.app import create_app
+
+    logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
+    with one_line_errors():
+        loaded = load_engine(model, draft, config, progress=True)
+    served = name or loaded.name
+    engine = AsyncEngine(loaded.engine, loaded.token_text)
+    app = create_app(engine, loaded.tokenizer, served)
+    port = listener.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(banner(served, engine.info, f"http://{shown}:{port}"), err=True)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level=log_level, ws="none", timeout_graceful_shutdown=GRACE_SECONDS)
+    )
+    server.run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as problem:
+        fail(f"cannot listen on {host} port {port}: {problem.strerror or problem}")
+    return listener
+
+
+def banner(name: str, info: Mapping[str, object], url: str) -> str:
+    """What is served, how exactly, and where."""
+    drafter = info.get("drafter")
+    draft = "none: one token a step"
+    if drafter:
+        draft = (
+            f"{info.get('draft') or drafter}, {info.get('max_draft_tokens')} drafts a block, "
+            f"{info.get('planner')}, {info.get('layout')}"
+        )
+    lines = {
+        "model": f"{name}, {info.get('dtype')}, context {info.get('max_model_len')}",
+        "draft": draft,
+        "KV": f"{info.get('kv_capacity_tokens')} tokens, {info.get('max_num_reqs')} requests",
+        "exact": _exactness(info),
+        "API": f"{url}/v1  (docs: {url}/docs)",
+    }
+    return "\n".join(f"  {key:<6} {value}" for key, value in lines.items())
+
+
+def _exactness(info: Mapping[str, object]) -> str:
+    bitwise = info.get("bitwise")
+    if bitwise is None:
+        return "logprobs are the target's own"
+    return (
+        "tokens and logprobs are bitwise those of plain decoding"
+        if bitwise
+        else "tokens and logprobs are those of plain decoding within the dtype's noise"
+    )

@@ -1,0 +1,87 @@
+"""Engine settings from options, and errors that a user can put right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NoReturn
+
+import typer
+
+from emberline.config import (
+    CacheConfig,
+    DtypeName,
+    EngineConfig,
+    LayoutKind,
+    PlannerName,
+    SchedulerConfig,
+    SpeculationConfig,
+)
+from emberline.types import InvalidRequest
+
+DrafterName = Literal["auto", "ngram", "none"]
+
+
+def fail(message: str) -> NoReturn:
+    """One line on standard error, exit code 2."""
+    typer.echo(f"emberline: {message}", err=True)
+    raise typer.Exit(2)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn what the user can put right into one line: a model's files, a request's values."""
+    try:
+        yield
+    except InvalidRequest as problem:
+        fail(_one_line(problem))
+    except Exception as problem:
+        from emberline.models.weights import ModelError  # torch comes with it
+
+        if isinstance(problem, ModelError):
+            fail(_one_line(problem))
+        raise
+
+
+def _one_line(problem: Exception) -> str:
+    return " ".join(str(problem).split())
+
+
+def engine_config(
+    *,
+    draft: str | None,
+    dtype: DtypeName,
+    max_model_len: int | None,
+    kv_tokens: int | None,
+    max_num_reqs: int | None = None,
+    layout: LayoutKind = "compact",
+    planner: PlannerName = "verify_all",
+    threshold: float | None = None,
+    num_draft_tokens: int | None = None,
+    drafter: DrafterName = "auto",
+) -> EngineConfig:
+    """The engine's settings; None keeps a default. Ends the program for what cannot be."""
+
+    def given(**options: Any) -> dict[str, Any]:
+        return {name: value for name, value in options.items() if value is not None}
+
+    if threshold is not None and planner != "threshold":
+        fail("--threshold needs --planner threshold")
+    if draft not in (None, "none") and drafter != "auto":
+        fail(f"--draft names a checkpoint, --drafter {drafter} uses none: give one")
+    try:
+        return EngineConfig(
+            dtype=dtype,
+            cache=CacheConfig(**given(num_tokens=kv_tokens)),
+            scheduler=SchedulerConfig(
+                **given(max_num_reqs=max_num_reqs, max_model_len=max_model_len)
+            ),
+            speculation=SpeculationConfig(
+                drafter="none" if draft == "none" and drafter == "auto" else drafter,
+                layout=layout,
+                planner=planner,
+                **given(threshold=threshold, num_draft_tokens=num_draft_tokens),
+            ),
+        )
+    except ValueError as problem:
+        fail(_one_line(problem))
