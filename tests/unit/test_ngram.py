@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from emberline.batch import DraftContext, DraftProposal
+from emberline.drafters import ngram
 from emberline.drafters.ngram import NGramDrafter
 from emberline.sampling.keys import KeyedDraws
 
@@ -105,3 +109,13 @@ def test_agrees_with_the_definition() -> None:
 def test_refuses_settings_without_meaning(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"match|num_draft_tokens"):
         NGramDrafter(**arguments)
+
+
+def test_the_guide_shows_this_very_code() -> None:
+    root = Path(__file__).parents[2]
+    guide = (root / "docs" / "add-a-drafter.md").read_text()
+    source = Path(ngram.__file__).read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        assert block in source
