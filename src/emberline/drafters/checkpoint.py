@@ -108,7 +108,7 @@ def load_drafter(
     folder = Path(folder)
     config = read_draft_config(folder)
     weights = normalise(load_folder(folder), dtype)
-    _check_target(folder, config, weights, target)
+    _check_target(folder, config, weights, target, device)
     backbone = BlockBackbone(
         config,
         weights,
@@ -233,7 +233,9 @@ def _rope(raw: Mapping[str, Any]) -> RopeTable:
     return table
 
 
-def _check_target(folder: Path, config: DraftConfig, weights: Weights, target: Target) -> None:
+def _check_target(
+    folder: Path, config: DraftConfig, weights: Weights, target: Target, device: str
+) -> None:
     """Refuse a draft that was made for another target."""
     rows = weights.take(W1).shape[0] if weights.has(W1) else config.vocab_size
     reduced = [
@@ -247,7 +249,7 @@ def _check_target(folder: Path, config: DraftConfig, weights: Weights, target: T
         raise ModelError(
             f"{folder}: made for a vocabulary of {rows}, the target has {target.vocab_size}"
         )
-    anchor = torch.zeros(1, dtype=torch.int64)
+    anchor = torch.zeros(1, dtype=torch.int64, device=device)
     width = target.embed(anchor).shape[-1]
     if config.hidden_size != width:
         raise ModelError(
