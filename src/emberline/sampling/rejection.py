@@ -26,7 +26,7 @@ from emberline.batch import DrawKeys, Draws, Purpose, Verdict
 from emberline.layout import Scored, TokenLayout, Tokens, start_loc
 from emberline.sampling.keys import first_argmax
 
-_CHUNK_ROWS = 8  # rows whose probabilities exist at once
+_CHUNK_WORDS = 1 << 19  # probabilities that exist at once, or one row of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,9 @@ def _coins(
     req, entry = drafted.nonzero(as_tuple=True)
     rows, ids = windows.rows[drafted], windows.draft_ids[drafted]
     ratios = []
-    for lo in range(0, len(rows), _CHUNK_ROWS):
-        part = slice(lo, lo + _CHUNK_ROWS)
+    step = max(1, _CHUNK_WORDS // processed.shape[-1])
+    for lo in range(0, len(rows), step):
+        part = slice(lo, lo + step)
         ratio = _probs(processed[rows[part]]).gather(-1, ids[part, None]).squeeze(-1)
         if draft_logits is not None:
             q = _probs(draft_logits[req[part], entry[part]])
