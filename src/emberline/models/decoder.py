@@ -22,7 +22,7 @@ from emberline.models.weights import ModelError, Weights
 from emberline.ops.attention import QueryGroup, attend, plan_attention
 from emberline.ops.linear import Linear
 from emberline.ops.norm import rms_norm
-from emberline.ops.rotary import apply_rotary
+from emberline.ops.rotary import rotate
 
 MIN_ROWS = 8
 """From this many rows on, a row's result does not depend on the count (lab notes, CPU forward)."""
@@ -32,8 +32,7 @@ MIN_ROWS = 8
 class _Layer:
     input_norm: Tensor  # [D]
     qkv: Linear  # D -> (num_heads + 2 num_kv_heads) * head_dim
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
+    qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim], a head's own norm each
     out: Linear
     post_norm: Tensor  # [D]
     gate_up: Linear  # D -> 2 intermediate
@@ -110,7 +109,7 @@ class Decoder:
         embedding = loader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         layers = [loader.layer(i) for i in range(config.num_layers)]
         norm = loader.take("model.norm.weight", config.hidden_size)
-        head = Linear(loader.head(embedding), None)
+        head = Linear.pack(loader.head(embedding))
         weights.finish(allow=("*rotary_emb.inv_freq",))
         return cls(
             config,
@@ -172,16 +171,16 @@ class Decoder:
         if not layout.num_tokens:
             return self._nothing()
         plans = self._plan(batch)
-        cos, sin = self._rope.cos_sin(batch.positions, self.dtype)
+        cos, signed_sin = self._rope.cos_sin(batch.positions, self.dtype)
         embedded = Tokens(self.embed(batch.token_ids))
         tapped = {-1: embedded} if -1 in self._taps else {}
         x = layout.pack(embedded, self._fill)
         for index, layer in enumerate(self._layers):
-            q, k, v = self._qkv(layer, x, layout, cos, sin)
+            q, k, v = self._qkv(layer, x, layout, cos, signed_sin)
             self.kv_pool.write(index, batch.slot_mapping, k, v)
             keys, values = self.kv_pool.keys[index], self.kv_pool.values[index]
             mixed = attend(q, keys, values, plans[layer.sliding_window], self._scale)
-            x = self._rest(layer, x, layout.pack(Tokens(mixed.flatten(1)), self._fill))
+            x = self._rest(layer, x, layout.pack(Tokens(mixed), self._fill))
             if index in self._taps:
                 tapped[index] = layout.unpack(x)
         hidden = layout.score(layout.unpack(x))
@@ -198,13 +197,16 @@ class Decoder:
         return TargetOutput(Scored(logits), None if taps is None else Tokens(taps))
 
     def _plan(self, batch: ForwardBatch) -> dict[int | None, list[QueryGroup]]:
+        """The attention plan of every distinct sliding window."""
         query_lens = batch.layout.query_start_loc.diff().tolist()
+        seq_lens = batch.seq_lens.tolist()
         return {
             window: plan_attention(
                 query_lens,
-                batch.positions,
+                seq_lens,
                 batch.page_table,
                 self.kv_pool.page_size,
+                share=self.config.num_heads // self.config.num_kv_heads,
                 sliding_window=window,
                 dtype=self.dtype,
             )
@@ -212,17 +214,17 @@ class Decoder:
         }
 
     def _qkv(
-        self, layer: _Layer, x: Rows, layout: TokenLayout, cos: Tensor, sin: Tensor
+        self, layer: _Layer, x: Rows, layout: TokenLayout, cos: Tensor, signed_sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated q [T, num_heads, head_dim], rotated k and v [T, num_kv_heads, head_dim]."""
         c = self.config
         qkv = layer.qkv(rms_norm(x, layer.input_norm, c.rms_norm_eps))
         live = layout.unpack(Rows(qkv)).view(layout.num_tokens, -1, c.head_dim)
-        q, k, v = torch.split(live, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(q, layer.q_norm, c.rms_norm_eps)
-            k = rms_norm(k, layer.k_norm, c.rms_norm_eps)
-        return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v
+        qk, v = torch.split(live, [c.num_heads + c.num_kv_heads, c.num_kv_heads], dim=1)
+        if layer.qk_norm is not None:
+            qk = rms_norm(qk, layer.qk_norm, c.rms_norm_eps)
+        qk = rotate(qk, cos, signed_sin)
+        return qk[:, : c.num_heads], qk[:, c.num_heads :], v
 
     def _rest(self, layer: _Layer, x: Rows, mixed: Rows) -> Rows:
         """Everything after attention: output projection, residuals, MLP."""
@@ -263,10 +265,15 @@ class _Loader:
         """One matrix of several projections that read the same input."""
         weight = torch.cat([self.take(f"{prefix}{p}.weight", n, width) for p, n in parts.items()])
         if not bias:
-            return Linear(weight, None)
-        return Linear(
+            return Linear.pack(weight)
+        return Linear.pack(
             weight, torch.cat([self.take(f"{prefix}{p}.bias", n) for p, n in parts.items()])
         )
+
+    def qk_norm(self, prefix: str) -> Tensor:
+        c = self._config
+        q, k = (self.take(f"{prefix}{n}_norm.weight", c.head_dim) for n in "qk")
+        return torch.cat((q.expand(c.num_heads, -1), k.expand(c.num_kv_heads, -1)))
 
     def head(self, embedding: Tensor) -> Tensor:
         c, name = self._config, "lm_head.weight"
@@ -291,8 +298,7 @@ class _Loader:
         return _Layer(
             input_norm=self.take(f"{at}input_layernorm.weight", d),
             qkv=self.linear(attn, qkv, d, c.qkv_bias),
-            q_norm=self.take(f"{attn}q_norm.weight", c.head_dim) if c.qk_norm else None,
-            k_norm=self.take(f"{attn}k_norm.weight", c.head_dim) if c.qk_norm else None,
+            qk_norm=self.qk_norm(attn) if c.qk_norm else None,
             out=self.linear(attn, {"o_proj": d}, width, c.out_bias),
             post_norm=self.take(f"{at}post_attention_layernorm.weight", d),
             gate_up=self.linear(mlp, gate_up, d, c.mlp_bias),

@@ -185,10 +185,11 @@ def _head_dim(hf: Any) -> int:
 
 
 def _sliding_windows(model_type: str, hf: Any) -> tuple[int | None, ...]:
+    num_layers: int = hf.num_hidden_layers
     if model_type == "llama":
-        return (None,) * hf.num_hidden_layers
+        return (None,) * num_layers
     if model_type == "mistral":
-        return (hf.sliding_window,) * hf.num_hidden_layers
+        return (hf.sliding_window,) * num_layers
     if len(hf.layer_types) != hf.num_hidden_layers:
         raise ModelError(
             f"layer_types names {len(hf.layer_types)} of {hf.num_hidden_layers} layers"

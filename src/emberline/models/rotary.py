@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from emberline.models.weights import ModelError
+from emberline.ops.rotary import sign_sin
 
 _FIXED = ("linear", "yarn", "llama3")
 
@@ -31,12 +32,15 @@ class RopeTable:
         return RopeTable(self.inv_freq.to(device), self.scaling, self.max_len)
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Factors of [N] positions: two [N, head_dim], computed in float32 then rounded."""
+        """Factors of [N] positions for `ops.rotary.rotate`: cosines and signed sines.
+
+        Two [N, head_dim], computed in float32 and then rounded.
+        """
         angles = positions[:, None].float() * self.inv_freq
         angles = torch.cat((angles, angles), dim=-1)
         return (
             (angles.cos() * self.scaling).to(dtype),
-            (angles.sin() * self.scaling).to(dtype),
+            sign_sin((angles.sin() * self.scaling).to(dtype)),
         )
 
 

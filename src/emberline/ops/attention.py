@@ -1,99 +1,153 @@
 """Causal attention of a step's queries over paged KV.
 
-The plan (which slots a query group reads, the mask) is made once a step for each distinct sliding
-window and used by every layer. Results do not depend on how a sequence was cut into steps: see
-`plan_attention`. Must not know models or requests.
+The plan (which queries run together, the slots they read, the mask) is made once a step for each
+distinct sliding window and used by every layer. Must not know models or requests.
+
+A token's result does not depend on how its sequence was cut into steps or what else ran:
+matrix products see query rows in multiples of 8 (heads that share a key head are rows too), and
+a KV window is rounded up so that a longer one only adds blocks that are masked as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-QUERY_GRANULE = 8
-KV_GRANULE = 128
-SHORT_QUERY = 16  # queries up to here are batched over requests, longer ones run one by one
+ROW_GRANULE = 8
+SHORT_QUERY = 16  # up to here queries of several requests run together
+MAX_QUERY = 128  # longer ones are cut: bounds the mask, and early queries skip late keys
+KV_BLOCK = 512
+"""Keys that the CPU's fused attention takes at a time; windows start at a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGroup:
-    """Requests that attend together: G requests, n queries each (padded), a window of W slots."""
+    """G requests (or pieces of one) that attend together: n queries each, W slots.
 
-    queries: Tensor  # [G * n] int64, token of each query; padding repeats the last one
-    slots: Tensor  # [G * W] int64, KV slot of each window position
-    mask: Tensor  # [G, 1, n, W], 0 or -inf
-    tokens: Tensor  # [t] int64, live tokens of the group
-    rows: Tensor  # [t] int64, their places among the padded queries
+    m is n * (query heads that share a key head), rounded up to `ROW_GRANULE`.
+    """
+
+    queries: Tensor | slice  # [G * n] tokens; padding repeats a request's last one
+    slots: Tensor  # [G * W] int64
+    mask: Tensor  # [G, 1, m, W]: 0 or -inf
+    tokens: Tensor | slice  # [t] live tokens, in token space
+    places: Tensor | slice  # [t] where they are among the G * n
     num_reqs: int  # G
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Consecutive queries of one request."""
+
+    req: int
+    token: int  # first query, token space
+    count: int
+    position: int  # of the first query
+
+    @property
+    def end(self) -> int:
+        return self.position + self.count
+
+
+def kv_granule(dtype: torch.dtype) -> int:
+    """Multiple that KV windows are rounded up to.
+
+    bfloat16 products accumulate over keys in one fixed order whatever their number; float32 ones
+    change kernel with it, so their windows consist of whole blocks.
+    """
+    return 128 if dtype == torch.bfloat16 else KV_BLOCK
 
 
 def plan_attention(
     query_lens: Sequence[int],
-    positions: Tensor,
+    seq_lens: Sequence[int],
     page_table: Tensor,
     page_size: int,
     *,
+    share: int,
     sliding_window: int | None,
     dtype: torch.dtype,
 ) -> list[QueryGroup]:
     """Group the step's queries.
 
     Args:
-        query_lens: tokens each request forwards; they end at its last position.
-        positions: [T] int64, request-major, consecutive within a request.
+        query_lens: tokens each request forwards: its last ones.
+        seq_lens: tokens each request has in KV once this step has run.
         page_table: [B, M] int64.
         page_size: tokens a page.
+        share: query heads that read one key head.
         sliding_window: tokens a query sees, itself included; None for all.
-        dtype: of the mask, the dtype of the computation.
+        dtype: of the computation and of the mask.
     """
-    starts = [0]
-    for n in query_lens:
-        starts.append(starts[-1] + n)
-    short = [r for r, n in enumerate(query_lens) if n <= SHORT_QUERY]
-    groups = [[r] for r, n in enumerate(query_lens) if n > SHORT_QUERY]
-    if short:
-        groups.append(short)
+    granule = kv_granule(dtype)
+    together: dict[object, list[_Piece]] = {}
+    for piece in _pieces(query_lens, seq_lens):
+        # Windows within a factor of two of each other share a gather; a long query runs alone.
+        blocks = -(-piece.end // granule)
+        key = piece.token if piece.count > SHORT_QUERY else (blocks.bit_length(),)
+        together.setdefault(key, []).append(piece)
     return [
-        _group(reqs, starts, positions, page_table, page_size, sliding_window, dtype)
-        for reqs in groups
+        _group(pieces, page_table, page_size, share, sliding_window, dtype)
+        for pieces in together.values()
     ]
 
 
+def _pieces(query_lens: Sequence[int], seq_lens: Sequence[int]) -> Iterable[_Piece]:
+    token = 0
+    for req, (count, end) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        for offset in range(0, count, MAX_QUERY):
+            length = min(MAX_QUERY, count - offset)
+            yield _Piece(req, token + offset, length, end - count + offset)
+        token += count
+
+
 def _group(
-    reqs: list[int],
-    starts: list[int],
-    positions: Tensor,
+    pieces: list[_Piece],
     page_table: Tensor,
     page_size: int,
+    share: int,
     sliding_window: int | None,
     dtype: torch.dtype,
 ) -> QueryGroup:
-    device = positions.device
-    lens = [starts[r + 1] - starts[r] for r in reqs]
-    width = _round_up(max(lens), QUERY_GRANULE)
-    first = torch.tensor([starts[r] for r in reqs], device=device)
-    last = torch.tensor([starts[r + 1] - 1 for r in reqs], device=device)
-    queries = torch.minimum(first[:, None] + torch.arange(width, device=device), last[:, None])
-    query_pos = positions[queries]  # [G, n]
-    window = _round_up(int(query_pos.max()) + 1, KV_GRANULE)
-    kv_pos = torch.arange(window, device=device)
-    seen = kv_pos <= query_pos[:, :, None]
+    device, width = page_table.device, max(p.count for p in pieces)
+    end = _round_up(max(p.end for p in pieces), kv_granule(dtype))
+    begin = 0
     if sliding_window is not None:
-        seen &= kv_pos > query_pos[:, :, None] - sliding_window
-    mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
-    live = torch.arange(width, device=device) < torch.tensor(lens, device=device)[:, None]
-    return QueryGroup(
-        queries=queries.flatten(),
-        slots=_slots(page_table[reqs], page_size, window).flatten(),
-        mask=mask[:, None],
-        tokens=queries[live],
-        rows=live.flatten().nonzero()[:, 0],
-        num_reqs=len(reqs),
-    )
+        begin = max(0, min(p.position for p in pieces) - sliding_window + 1)
+        begin = begin // KV_BLOCK * KV_BLOCK
+    first = torch.tensor([p.position for p in pieces], device=device)
+    query_pos = (first[:, None] + torch.arange(width, device=device))[:, :, None]
+    key_pos = torch.arange(begin, end, device=device)
+    hidden = key_pos > query_pos
+    if sliding_window is not None:
+        hidden |= key_pos <= query_pos - sliding_window
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+    mask = mask.masked_fill_(hidden, float("-inf")).repeat_interleave(share, 1)
+    mask = F.pad(mask, (0, 0, 0, _round_up(width * share, ROW_GRANULE) - width * share))
+    queries, tokens, places = _query_maps(pieces, width, device)
+    reqs = [p.req for p in pieces]
+    table = page_table if reqs == list(range(len(page_table))) else page_table[reqs]
+    slots = _slots(table, page_size, begin, end).flatten()
+    return QueryGroup(queries, slots, mask[:, None], tokens, places, len(pieces))
+
+
+def _query_maps(
+    pieces: list[_Piece], width: int, device: torch.device
+) -> tuple[Tensor | slice, Tensor | slice, Tensor | slice]:
+    start = pieces[0].token
+    if all(p.count == width and p.token == start + i * width for i, p in enumerate(pieces)):
+        span = slice(start, start + len(pieces) * width)
+        return span, span, slice(None)
+    first = torch.tensor([p.token for p in pieces], device=device)[:, None]
+    counts = torch.tensor([p.count for p in pieces], device=device)[:, None]
+    steps = torch.arange(width, device=device)
+    queries = first + torch.minimum(steps, counts - 1)
+    live = steps < counts
+    return queries.flatten(), queries[live], live.flatten().nonzero()[:, 0]
 
 
 def attend(
@@ -104,42 +158,50 @@ def attend(
     Args:
         q: [T, num_heads, head_dim], rotated.
         keys: [num_slots, num_kv_heads, head_dim], one layer of the pool, this step's included.
+            What lies in masked slots must be finite.
         values: the same shape.
         groups: the step's plan.
         scale: factor of the scores.
 
     Returns:
-        [T, num_heads, head_dim].
+        [T, num_heads * head_dim].
     """
-    out = torch.empty_like(q)
-    num_kv_heads, head_dim = keys.shape[1:]
-    share = q.shape[1] // num_kv_heads
+    if len(groups) == 1 and isinstance(groups[0].queries, slice):
+        return _attend_group(q, keys, values, groups[0], scale)
+    out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
     for group in groups:
-        reqs = group.num_reqs
-        k = keys.index_select(0, group.slots).view(reqs, -1, num_kv_heads, head_dim)
-        v = values.index_select(0, group.slots).view(reqs, -1, num_kv_heads, head_dim)
-        grouped = q.index_select(0, group.queries)
-        grouped = grouped.view(reqs, -1, num_kv_heads, share, head_dim).permute(0, 2, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(
-            grouped.flatten(2, 3),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=group.mask.repeat(1, 1, share, 1),
-            scale=scale,
-        )
-        mixed = mixed.view(reqs, num_kv_heads, share, -1, head_dim).permute(0, 3, 1, 2, 4)
-        out[group.tokens] = mixed.reshape(-1, *q.shape[1:])[group.rows]
+        out[group.tokens] = _attend_group(q, keys, values, group, scale)[group.places]
     return out
 
 
-def _slots(page_table: Tensor, page_size: int, window: int) -> Tensor:
-    """[G, M] pages to the [G, window] slots of positions 0 .. window-1 (page 0 past the end)."""
-    pages = -(-window // page_size)
-    table = page_table[:, :pages]
-    if table.shape[1] < pages:
-        table = F.pad(table, (0, pages - table.shape[1]))
+def _attend_group(
+    q: Tensor, keys: Tensor, values: Tensor, group: QueryGroup, scale: float
+) -> Tensor:
+    """[G * n, num_heads * head_dim]."""
+    reqs, (num_kv_heads, head_dim) = group.num_reqs, keys.shape[1:]
+    share = q.shape[1] // num_kv_heads
+    k = keys.index_select(0, group.slots).view(reqs, -1, num_kv_heads, head_dim)
+    v = values.index_select(0, group.slots).view(reqs, -1, num_kv_heads, head_dim)
+    x = q[group.queries].view(reqs, -1, num_kv_heads, share, head_dim)
+    width = x.shape[1]
+    x = x.transpose(1, 2).reshape(reqs, num_kv_heads, width * share, head_dim)
+    if padding := group.mask.shape[2] - width * share:
+        x = F.pad(x, (0, 0, 0, padding))
+    out = F.scaled_dot_product_attention(
+        x, k.transpose(1, 2), v.transpose(1, 2), attn_mask=group.mask, scale=scale
+    )
+    out = out[:, :, : width * share].reshape(reqs, num_kv_heads, width, share, head_dim)
+    return out.transpose(1, 2).reshape(reqs * width, -1)
+
+
+def _slots(page_table: Tensor, page_size: int, begin: int, end: int) -> Tensor:
+    """[G, M] pages to [G, end - begin] slots of those positions (page 0 past the table)."""
+    first, last = begin // page_size, -(-end // page_size)
+    table = page_table[:, first:last]
+    if table.shape[1] < last - first:
+        table = F.pad(table, (0, last - first - table.shape[1]))
     offsets = torch.arange(page_size, device=page_table.device)
-    return (table[:, :, None] * page_size + offsets).flatten(1)[:, :window]
+    return (table[:, :, None] * page_size + offsets).flatten(1)
 
 
 def _round_up(count: int, granule: int) -> int:
