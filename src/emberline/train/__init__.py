@@ -1,1 +1,1 @@
-"""TODO."""
+"""Training of drafts: synthesis of data, features, losses, the loop, export."""

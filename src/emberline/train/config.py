@@ -1,0 +1,210 @@
+"""Settings of a draft and of its training. Frozen, each validating itself; knows no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+MarkovHead = Literal["vanilla", "gated", "rnn"]
+MARKOV_HEADS = ("vanilla", "gated", "rnn")
+COPIED_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """Shape of a DSpark draft (DFlash: `markov_rank` 0 and no confidence head)."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    num_target_layers: int
+    target_layer_ids: tuple[int, ...]  # 0-based; the tap is that layer's output
+    mask_token_id: int
+    num_hidden_layers: int = 3
+    block_size: int = 7
+    markov_rank: int = 64
+    markov_head_type: MarkovHead = "vanilla"
+    enable_confidence_head: bool = True
+    max_position_embeddings: int = 8192
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.num_hidden_layers < 1:
+            raise ValueError("block_size and num_hidden_layers must be at least 1")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
+        ids = self.target_layer_ids
+        if not ids or list(ids) != sorted(set(ids)) or ids[0] < -1:
+            raise ValueError(f"target_layer_ids must rise strictly from -1 on, got {list(ids)}")
+        if ids[-1] >= self.num_target_layers:
+            raise ValueError(f"layer {ids[-1]} is not one of {self.num_target_layers}")
+        if self.markov_rank < 0:
+            raise ValueError(f"markov_rank must not be negative, got {self.markov_rank}")
+        if self.markov_head_type not in MARKOV_HEADS:
+            raise ValueError(f"markov_head_type must be one of {MARKOV_HEADS}")
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise ValueError(f"mask token {self.mask_token_id} is outside the vocabulary")
+
+    @property
+    def tap_width(self) -> int:
+        """A, width of the concatenated taps."""
+        return len(self.target_layer_ids) * self.hidden_size
+
+    @classmethod
+    def for_target(cls, target: Mapping[str, Any], **changes: Any) -> DraftConfig:
+        """A draft of the target's own width. `target` is its raw config.json.
+
+        Five taps spread over the depth are the default; `changes` overrides any field.
+        """
+        layers = int(target["num_hidden_layers"])
+        rope = target.get("rope_parameters") or {}
+        values: dict[str, Any] = {
+            name: target[name] for name in COPIED_FIELDS if target.get(name) is not None
+        }
+        if isinstance(values.get("eos_token_id"), list):
+            values["eos_token_id"] = values["eos_token_id"][0]
+        values["head_dim"] = target.get("head_dim") or (
+            values["hidden_size"] // values["num_attention_heads"]
+        )
+        values.setdefault("num_key_value_heads", values["num_attention_heads"])
+        values["rope_theta"] = float(
+            rope.get("rope_theta") or target.get("rope_theta") or cls.rope_theta
+        )
+        values["num_target_layers"] = layers
+        values["target_layer_ids"] = default_taps(layers)
+        values.update({name: value for name, value in changes.items() if value is not None})
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> DraftConfig:
+        """Read the draft's own config.json (DeepSpec field names)."""
+        fixed = {"target_layer_ids": tuple(raw["target_layer_ids"])}
+        fixed["num_target_layers"] = raw["num_target_layers"]
+        names = ("mask_token_id", "num_hidden_layers", "block_size", "markov_rank")
+        extra = {name: raw[name] for name in names}
+        extra["markov_head_type"] = raw.get("markov_head_type") or "vanilla"
+        extra["enable_confidence_head"] = bool(raw.get("enable_confidence_head"))
+        return cls.for_target(raw, **fixed, **extra)
+
+    def to_json(self) -> dict[str, Any]:
+        """The config.json of an exported draft, readable by every engine of this dialect."""
+        values = asdict(self)
+        theta = values["rope_theta"]
+        taps = list(self.target_layer_ids)
+        values |= {
+            "architectures": ["Qwen3DSparkModel"],
+            "model_type": "qwen3",
+            "hidden_act": "silu",
+            "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention"] * self.num_hidden_layers,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "target_layer_ids": taps,
+            "num_anchors": 64,
+            "dflash_config": {"target_layer_ids": taps, "mask_token_id": self.mask_token_id},
+            "dtype": "bfloat16",
+        }
+        if self.enable_confidence_head:
+            values["confidence_head_with_markov"] = self.markov_rank > 0
+        if not self.markov_rank:
+            del values["markov_head_type"]
+        return values
+
+
+def default_taps(num_layers: int, count: int = 5) -> tuple[int, ...]:
+    """Layers 1 .. n - 3, evenly spaced: early syntax to late prediction."""
+    last = max(num_layers - 3, 0)
+    first = min(1, last)
+    return tuple(sorted({first + round(i * (last - first) / (count - 1)) for i in range(count)}))
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisConfig:
+    """What to sample from the target. Tokens made = rounds x batch_size x seq_len."""
+
+    rounds: int = 4
+    batch_size: int = 256
+    seq_len: int = 512
+    seed: int = 0
+    plain_fraction: float = 0.06  # rows that continue plain text instead of chatting
+    opening_fraction: float = 0.85  # chats whose first user turn starts with a given opening
+    system_fraction: float = 0.10  # chats with another system prompt than the template's
+    user_limit: int = 160  # tokens after which a user turn is closed
+    user_temperature: float = 0.8
+    temperatures: tuple[float, ...] = (1.0, 0.7, 0.01)  # of the answers, one drawn for each row
+    temperature_weights: tuple[float, ...] = (0.45, 0.30, 0.25)
+
+    def __post_init__(self) -> None:
+        if min(self.rounds, self.batch_size, self.seq_len) < 1:
+            raise ValueError("rounds, batch_size and seq_len must be at least 1")
+        if len(self.temperatures) != len(self.temperature_weights):
+            raise ValueError("one weight for each temperature")
+        if min(self.temperatures) <= 0 or self.user_temperature <= 0:
+            raise ValueError("temperatures must be positive (0.01 is as good as greedy)")
+
+
+@dataclass(frozen=True, slots=True)
+class LossConfig:
+    """Weights of the three terms and the decay over the block's positions."""
+
+    ce: float = 0.1
+    l1: float = 0.9
+    confidence: float = 1.0
+    decay: float = 4.0  # position k weighs exp(-k / decay)
+    chunk_rows: int = 4096  # rows whose [rows, V] tensors exist at once
+
+
+@dataclass(frozen=True, slots=True)
+class OptimConfig:
+    """Muon on the matrices, AdamW on heads, norms and embeddings of the Markov head."""
+
+    muon_lr: float = 0.02
+    muon_momentum: float = 0.95
+    adam_lr: float = 2.5e-3
+    warmup: int = 100
+    clip: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """One run. Rows of a step = seqs_per_step x anchors x block_size."""
+
+    steps: int = 2000
+    seqs_per_step: int = 32
+    anchors: int = 128
+    seed: int = 0
+    answer_weight: float = 1.0  # chance that an anchor is in an answer, relative to the others
+    plain_weight: float = 0.7
+    user_weight: float = 0.2
+    log_every: int = 50
+    eval_every: int = 500
+    save_every: int = 500
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "seqs_per_step", "anchors", "log_every", "eval_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
