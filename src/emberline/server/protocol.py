@@ -295,43 +295,41 @@ def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
         raise ApiError(400, f"the body is not JSON: {problem}", code="invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    data = _without_nulls(data)
-    _refuse_unsupported(data, "")
-    for i, message in enumerate(_dicts(data.get("messages"))):
-        _refuse_unsupported(message, f"messages.{i}.")
+    data = _asked_for(data, "")
+    messages = data.get("messages")
+    if isinstance(messages, list):
+        data["messages"] = [
+            _asked_for(message, f"messages.{i}.") if isinstance(message, dict) else message
+            for i, message in enumerate(messages)
+        ]
+    if isinstance(data.get("stream_options"), dict):
+        data["stream_options"] = _asked_for(data["stream_options"], "stream_options.")
     try:
         return kind.model_validate(data)
     except ValidationError as problem:
         raise _first_error(problem) from None
 
 
-def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in data.items() if value is not None}
-    if isinstance(kept.get("messages"), list):
-        kept["messages"] = [
-            {key: value for key, value in message.items() if value is not None}
-            if isinstance(message, dict)
-            else message
-            for message in kept["messages"]
-        ]
-    if isinstance(kept.get("stream_options"), dict):
-        kept["stream_options"] = _without_nulls(kept["stream_options"])
-    return kept
+def _asked_for(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Without nulls and without what is not supported but asks for nothing.
 
-
-def _dicts(items: object) -> list[dict[str, Any]]:
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-
-def _refuse_unsupported(data: Mapping[str, object], prefix: str) -> None:
-    for name, harmless in UNSUPPORTED.items():
-        if name in data and data[name] not in harmless:
+    Raises:
+        ApiError: something that is not supported is asked for.
+    """
+    asked = {}
+    for name, value in data.items():
+        if value is None:
+            continue
+        if name not in UNSUPPORTED:
+            asked[name] = value
+        elif value not in UNSUPPORTED[name]:
             raise ApiError(
                 400,
                 f"{prefix}{name} is not supported by this server: leave it out",
                 param=prefix + name,
                 code="unsupported_parameter",
             )
+    return asked
 
 
 def _first_error(problem: ValidationError) -> ApiError:

@@ -33,13 +33,25 @@ class TextOffsets:
 
     def __init__(self, start: int = 0) -> None:
         self._length = start
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def next(self, piece: bytes) -> int:
         """The offset of the next token, which adds `piece`."""
+        unfinished = self._decoder.getstate()[0]
         offset = self._length
-        self._length += len(self._decode(piece))
+        if unfinished and piece and not _goes_on(unfinished + piece[:1]):
+            offset += 1  # what was unfinished becomes U+FFFD, and this token begins behind it
+        self._length += len(self._decoder.decode(piece))
         return offset
+
+
+def _goes_on(part: bytes) -> bool:
+    """Whether bytes are a character or the beginning of one."""
+    try:
+        part.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        return problem.start == 0 and problem.reason == "unexpected end of data"
+    return True
 
 
 @dataclass(frozen=True, slots=True)

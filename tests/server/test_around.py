@@ -1,0 +1,103 @@
+"""What stands around the answers: models, health, metrics, tokenising, what the server says."""
+
+from __future__ import annotations
+
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.serving import NAME, Server, say, strict
+
+
+def counters(server: Server) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(server.get("/metrics").text):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == NAME
+            assert sample.labels["engine"] == "0"
+            rest = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            key = sample.name + (str(sorted(rest.items())) if rest else "")
+            found[key] = sample.value
+    return found
+
+
+def test_metrics_count_exactly(server: Server) -> None:
+    server.rest()
+    before = counters(server)
+    answer = server.complete(say("a long enough answer"), max_tokens=30, logprobs=1)
+    server.rest()
+    after = counters(server)
+
+    def added(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    stats, usage = answer["emberline"]["speculation"], answer["usage"]
+    assert added("vllm:spec_decode_num_drafts_total") == stats["steps"]
+    assert added("sglang:spec_verify_calls_total") == stats["steps"]
+    assert added("vllm:spec_decode_num_draft_tokens_total") == stats["verified"]
+    assert added("vllm:spec_decode_num_accepted_tokens_total") == stats["accepted"]
+    for position, count in enumerate(stats["accepted_per_position"]):
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        assert added(f"{name}[('position', '{position}')]") == count
+    assert added("vllm:prompt_tokens_total") == usage["prompt_tokens"]
+    assert added("vllm:generation_tokens_total") == usage["completion_tokens"]
+    assert added("vllm:request_success_total[('finished_reason', 'stop')]") == 1
+    assert added("vllm:time_to_first_token_seconds_count") == 1
+    assert added("vllm:e2e_request_latency_seconds_count") == 1
+    assert added("vllm:inter_token_latency_seconds_count") == usage["completion_tokens"] - 1
+    assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
+    assert after["vllm:kv_cache_usage_perc"] == 0
+
+
+def test_models_health_version_and_info(server: Server, client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    assert (model.id, model.object) == (NAME, "model")
+    assert model.model_extra["max_model_len"] == 256
+    assert client.models.retrieve(NAME).id == NAME
+    health = server.get("/health")
+    assert (health.status_code, health.content) == (200, b"")
+    assert strict(server.get("/version").content)["version"]
+    info = strict(server.get("/server_info").content)
+    assert (info["model"], info["max_model_len"], info["vocab_size"]) == (NAME, 256, 270)
+
+
+def test_the_api_description_names_every_field(server: Server) -> None:
+    paths = strict(server.get("/openapi.json").content)["paths"]
+    for path, field in (("/v1/completions", "echo"), ("/v1/chat/completions", "top_logprobs")):
+        content = paths[path]["post"]["requestBody"]["content"]
+        assert field in content["application/json"]["schema"]["properties"]
+
+
+def test_tokenize_in_both_dialects(server: Server) -> None:
+    ids = server.ids("Sunny <eos>")
+    answer = server.post("/tokenize", {"prompt": "Sunny <eos>", "return_token_strs": True}).json()
+    assert answer == {
+        "count": len(ids),
+        "max_model_len": 256,
+        "tokens": ids,
+        "token_strs": ["Sun", "ny", " ", "<eos>"],
+    }
+    assert server.post("/tokenize", {"content": "Sunny <eos>"}).json()["tokens"] == ids
+    pieces = server.post("/tokenize", {"content": "ab", "with_pieces": True}).json()["tokens"]
+    assert [piece["piece"] for piece in pieces] == ["a", "b"]
+    messages = [{"role": "user", "content": "ab"}]
+    tokens = server.post("/tokenize", {"messages": messages}).json()["tokens"]
+    assert server.text.text_of(tokens) == "<user>ab<assistant>"
+    assert server.post("/tokenize", {}).status_code == 400
+    assert server.post("/tokenize", {"prompt": "a", "content": "b"}).status_code == 400
+    long = server.post("/tokenize", {"prompt": "a " * 5000}).json()  # off the event loop
+    assert long["count"] == 10_000
+
+
+def test_detokenize_is_the_inverse(server: Server) -> None:
+    text = "Sunny 🙂<eos> \n\n"
+    answer = server.post("/detokenize", {"tokens": server.ids(text)}).json()
+    assert answer == {"prompt": text, "content": text}
+    assert server.post("/detokenize", {"tokens": [270]}).status_code == 400
+    assert server.post("/detokenize", {"tokens": [-1]}).status_code == 400
+    assert server.post("/detokenize", {"tokens": []}).json()["prompt"] == ""
+
+
+def test_tokenizer_info(server: Server) -> None:
+    info = strict(server.get("/tokenizer_info").content)
+    assert (info["eos_token"], info["model_max_length"]) == ("<eos>", 256)
+    assert "assistant" in info["chat_template"]

@@ -1,0 +1,303 @@
+"""The thread round the engine: many callers, cancelling, failing, stalling, shutting down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import httpx
+import pytest
+
+from emberline.engine.async_engine import AsyncEngine, EngineStopped, merge_outputs
+from emberline.engine.detokenizer import TokenText
+from emberline.engine.engine import Engine
+from emberline.types import (
+    FinishReason,
+    InvalidRequest,
+    QueueFull,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+
+from support.engines import make_engine
+from support.paged import PrefixDrafter
+from support.serving import SayingTarget, make_tokenizer, say, serve
+
+TOKENIZER = make_tokenizer()
+TEXT = TokenText(TOKENIZER)
+
+
+@contextlib.contextmanager
+def running(
+    *, break_at: int | None = None, delay: float = 0.0, stall: float = 300.0, **scheduler: int
+) -> Iterator[AsyncEngine]:
+    """An engine whose step number `break_at` raises."""
+    target = SayingTarget(TOKENIZER)
+    target.delay = delay
+    engine = make_engine(
+        target, PrefixDrafter(target, 4, 3), num_pages=1024, eos_ids=(target.eos,), **scheduler
+    )
+    if break_at is not None:
+        _break(engine, break_at)
+    made = AsyncEngine(engine, TEXT, stall_timeout=stall)
+    try:
+        yield made
+    finally:
+        made.shutdown()
+        assert "emberline-engine" not in {thread.name for thread in threading.enumerate()}
+
+
+def _break(engine: Engine, at: int) -> None:
+    """Make the engine's step number `at` raise."""
+    step, count = engine.step, 0
+
+    def breaking() -> list[RequestOutput]:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise RuntimeError("boom")
+        return step()
+
+    engine.step = breaking  # type: ignore[method-assign]
+
+
+def request(name: str, text: str = "Sunny day", **options: object) -> Request:
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 60, **options})  # type: ignore[arg-type]
+    return Request(name, tuple(TOKENIZER(say(text))["input_ids"]), params)
+
+
+async def read(engine: AsyncEngine, asked: Request) -> list[RequestOutput]:
+    return [output async for output in engine.generate(asked)]
+
+
+def in_loop(work: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(work(), 30))  # type: ignore[arg-type]
+
+
+async def idle(engine: AsyncEngine) -> None:
+    while True:
+        state = engine.snapshot()
+        if (state.num_running, state.num_waiting, state.kv_usage) == (0, 0, 0.0):
+            return
+        await asyncio.sleep(0.005)
+
+
+def test_many_at_once_each_get_their_own() -> None:
+    with running() as engine:
+
+        async def work() -> None:
+            texts = [f"answer {i} " * (1 + i % 3) for i in range(20)]
+            asked = [request(f"r{i}", text, logprobs=1) for i, text in enumerate(texts)]
+            answers = await asyncio.gather(*(read(engine, one) for one in asked))
+            for text, outputs in zip(texts, answers, strict=True):
+                merged = merge_outputs(outputs)
+                assert merged.text == text
+                assert len(merged.logprobs or ()) == len(merged.token_ids)
+                assert merged.num_output_tokens == len(merged.token_ids)
+                assert [output.finished for output in outputs[:-1]] == [False] * (len(outputs) - 1)
+            await idle(engine)
+
+        in_loop(work)
+
+
+def test_callers_on_several_loops() -> None:
+    with running() as engine:
+        texts: dict[int, str] = {}
+
+        def caller(i: int) -> None:
+            outputs = asyncio.run(read(engine, request(f"t{i}", f"loop {i}")))
+            texts[i] = merge_outputs(outputs).text
+
+        threads = [threading.Thread(target=caller, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert texts == {i: f"loop {i}" for i in range(4)}
+
+
+def test_refusals_reach_the_caller_and_nobody_else() -> None:
+    with running(max_queue=2, max_num_reqs=1, delay=0.01) as engine:
+
+        async def work() -> None:
+            with pytest.raises(InvalidRequest, match="prompt"):
+                await engine.submit(Request("bad", (10**6,), SamplingParams()))
+            busy = [await engine.submit(request("a", "x" * 50))]
+            while engine.snapshot().num_running == 0:
+                await asyncio.sleep(0.001)
+            busy += [await engine.submit(request(name)) for name in "bc"]
+            with pytest.raises(QueueFull):
+                await engine.submit(request("d"))
+            with pytest.raises(InvalidRequest, match="in use"):
+                await engine.submit(request("c"))
+            texts = [merge_outputs([output async for output in stream]).text for stream in busy]
+            assert texts == ["x" * 50, "Sunny day", "Sunny day"]
+
+        in_loop(work)
+
+
+@pytest.mark.parametrize("how", ["close", "cancel", "break"])
+def test_leaving_early_aborts(how: str) -> None:
+    with running(delay=0.01) as engine:
+
+        async def work() -> None:
+            asked = request("long", "x" * 50)
+            if how == "cancel":
+                task = asyncio.ensure_future(read(engine, asked))
+                await asyncio.sleep(0.05)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            else:
+                outputs = engine.generate(asked)
+                async for _ in outputs:
+                    break
+                if how == "close":
+                    await outputs.aclose()  # type: ignore[attr-defined]
+                del outputs
+            await idle(engine)
+            assert engine.snapshot().generation_tokens < 50
+
+        in_loop(work)
+
+
+def test_cancelling_before_admission_leaves_nothing_behind() -> None:
+    with running(delay=0.05) as engine:
+
+        async def work() -> None:
+            stream = await engine.submit(request("a", "x" * 20))
+            late = asyncio.ensure_future(engine.submit(request("b", "x" * 50)))
+            await asyncio.sleep(0)
+            late.cancel()
+            await asyncio.sleep(0.2)
+            await stream.aclose()
+            await idle(engine)
+
+        in_loop(work)
+
+
+def test_a_reader_that_does_not_read_costs_one_merged_output() -> None:
+    with running() as engine:
+
+        async def work() -> None:
+            stream = await engine.submit(request("slow", "x" * 40, logprobs=0))
+            assert (await read(engine, request("other")))[-1].finished
+            await idle(engine)
+            outputs = [output async for output in stream]
+            assert len(outputs) == 1
+            assert outputs[0].text == "x" * 40
+            assert len(outputs[0].logprobs or ()) == 41
+
+        in_loop(work)
+
+
+def test_a_failing_step_ends_everyone_and_the_engine() -> None:
+    with running(break_at=4) as engine:
+
+        async def work() -> None:
+            answers = await asyncio.gather(
+                *(read(engine, request(f"r{i}", "x" * 40, logprobs=1)) for i in range(3))
+            )
+            for outputs in answers:
+                assert outputs[-1].finish_reason is FinishReason.ERROR
+                assert "boom" in (outputs[-1].error or "")
+                merged = merge_outputs(outputs)
+                assert len(merged.logprobs or ()) == len(merged.token_ids)
+            assert not engine.health().ok
+            with pytest.raises(EngineStopped, match="boom"):
+                await engine.submit(request("late"))
+            engine.abort("late")  # harmless
+
+        in_loop(work)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failed_engine_is_told_over_http(stream: bool) -> None:
+    """D29: pending calls get an error, health turns 503, nothing hangs."""
+    target = SayingTarget(TOKENIZER)
+    engine = make_engine(target, num_pages=1024, eos_ids=(target.eos,))
+    _break(engine, 5)
+    with serve(engine, TOKENIZER, target) as server:
+        body = {"prompt": say("Sunny day"), "temperature": 0, "stream": stream}
+        answer = server.post("/v1/completions", body)
+        if stream:
+            *_, error, done, _ = answer.text.split("\n\n")
+            assert '"error":{"message":"the engine failed: RuntimeError: boom"' in error
+            assert done == "data: [DONE]"
+        else:
+            assert answer.status_code == 500
+            assert answer.json()["error"]["type"] == "internal_server_error"
+        assert server.get("/health").status_code == 503
+        assert server.post("/v1/completions", body).status_code == 503
+        assert server.get("/metrics").status_code == 200
+
+
+def test_a_step_that_does_not_come_back_is_noticed() -> None:
+    with running(delay=0.6, stall=0.1) as engine:
+
+        async def work() -> None:
+            stream = await engine.submit(request("a"))
+            assert engine.health().ok
+            await asyncio.sleep(0.3)
+            health = engine.health()
+            assert not health.ok
+            assert "0.1 s" in (health.reason or "")
+            await stream.aclose()
+
+        in_loop(work)
+
+
+def test_shutting_down_gives_everyone_a_last_word() -> None:
+    with running(delay=0.01) as engine:
+
+        async def work() -> None:
+            stream = await engine.submit(request("a", "x" * 50))
+            await anext(stream)
+            await asyncio.to_thread(engine.shutdown)
+            outputs = [output async for output in stream]
+            assert outputs[-1].finish_reason is FinishReason.ABORT
+            with pytest.raises(EngineStopped):
+                await engine.submit(request("b"))
+            assert not engine.health().ok
+
+        in_loop(work)
+
+
+def test_an_idle_engine_sleeps() -> None:
+    with running() as engine:
+
+        async def work() -> None:
+            await read(engine, request("a"))
+            await idle(engine)
+
+        in_loop(work)
+        began, used = time.monotonic(), time.process_time()
+        time.sleep(0.3)
+        assert (time.process_time() - used) / (time.monotonic() - began) < 0.2
+
+
+def test_merging_keeps_every_delta() -> None:
+    record = TokenLogprobs(1, -0.5, 1)
+    prompt = (None, record)
+    parts = [
+        RequestOutput("r", (1,), (record,), "a", prompt_logprobs=prompt, num_output_tokens=1),
+        RequestOutput("r", (2, 3), (record, record), "", num_output_tokens=3),
+        RequestOutput("r", (), (), "b", finish_reason=FinishReason.STOP, num_output_tokens=3),
+    ]
+    merged = merge_outputs(parts)
+    assert (merged.token_ids, merged.text, len(merged.logprobs or ())) == ((1, 2, 3), "ab", 3)
+    assert merged.prompt_logprobs == prompt
+    assert (merged.num_output_tokens, merged.finish_reason) == (3, FinishReason.STOP)
+
+
+def test_a_stream_that_fails_to_start_is_an_ordinary_error() -> None:
+    target = SayingTarget(TOKENIZER)
+    with serve(make_engine(target, num_pages=64), TOKENIZER, target) as server:
+        body = {"prompt": [10**6], "stream": True}
+        answer = httpx.post(server.url + "/v1/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")

@@ -1,0 +1,135 @@
+"""The command line as a user runs it: answers, one-line errors, a served model, a clean end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from test_model_logprobs import GOLDEN, make_folder
+
+from emberline.cli.serve import banner
+
+EMBERLINE = [sys.executable, "-c", "from emberline.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("cli") / "small")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*EMBERLINE, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_help_names_the_verbs_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['emberline', '--help']\n"
+        "from emberline.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'transformers', 'fastapi'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    for verb in ("serve", "generate", "train", "export"):
+        assert verb in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "/no/such/model"], "/no/such/model: no such file or folder"),
+        (["serve", "--threshold", "0.4"], "--threshold needs --planner threshold"),
+        (["serve", "--max-num-reqs", "0"], "max_num_reqs must be at least 1"),
+        (["serve", "--draft", "/x", "--drafter", "ngram"], "give one"),
+        (["serve", "--host", "no.such.host.invalid"], "cannot listen on"),
+        (["generate", "x", "--temperature", "-1"], "temperature must be in"),
+        (["generate", "x", "--model", "/no/such/model"], "no such file or folder"),
+    ],
+)
+def test_errors_are_one_line(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("emberline: ")
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_generate_prints_one_json_object(folder: Path) -> None:
+    arguments = ["generate", "Hello", "--model", str(folder), "--json", "--logprobs", "2"]
+    done = run(*arguments, "--draft", str(GOLDEN / "vanilla"), "--max-tokens", "12")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert len(answer["logprobs"]) == len(answer["token_ids"]) == answer["completion_tokens"]
+    assert all(len(entry["top"]) == 2 for entry in answer["logprobs"])
+    assert answer["speculation"]["drafted"] > 0
+    plain = json.loads(run(*arguments, "--no-draft", "--max-tokens", "12").stdout)
+    assert plain["speculation"]["drafted"] == 0
+    assert plain["logprobs"] == answer["logprobs"]
+
+
+def test_generate_shows_the_answer_and_its_figures(folder: Path) -> None:
+    done = run("generate", "abc", "--raw", "--model", str(folder), "--drafter", "ngram",
+               "--max-tokens", "20", "--logprobs", "1")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for word in ("logprob", "verify steps", "tokens/s"):
+        assert word in done.stdout
+
+
+def test_serve_says_where_answers_and_ends_on_sigterm(folder: Path) -> None:
+    process = subprocess.Popen(
+        [*EMBERLINE, "serve", str(folder), "--port", "0", "--draft", str(GOLDEN / "vanilla"),
+         "--dtype", "float32", "--name", "small", "--log-level", "warning"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        shown = ""
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", shown)):
+            line = process.stderr.readline()
+            assert line, shown
+            shown += line
+        with httpx.Client(base_url=found[0], timeout=60) as http:
+            for attempt in range(200):
+                try:
+                    assert http.get("/health").status_code == 200
+                    break
+                except httpx.ConnectError:
+                    assert attempt < 199
+            body = {"model": "small", "prompt": "Hello", "max_tokens": 5, "logprobs": 1}
+            answer = http.post("/v1/completions", json=body).json()
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) <= 5
+        assert "float32" in shown
+        assert "vanilla" in shown
+    finally:
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate(timeout=60)[1]
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert "Traceback" not in rest
+
+
+def test_a_taken_port_fails_before_anything_is_loaded(folder: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("serve", str(folder), "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 2
+    assert "cannot listen on 127.0.0.1 port" in done.stderr
+
+
+def test_the_banner_says_what_is_promised() -> None:
+    info = {"dtype": "float32", "max_model_len": 64, "drafter": None, "bitwise": True}
+    shown = banner("m", info, "http://x:1")
+    assert "none: one token a step" in shown
+    assert "bitwise" in shown
+    assert "within the dtype's noise" in banner("m", {**info, "bitwise": False}, "http://x:1")

@@ -1,0 +1,262 @@
+"""What cannot be answered is refused at once, by name, in OpenAI's shape; the server lives on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from support.serving import NAME, Server, saying_server, strict
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+HUGE = 10**7
+V = 270  # the served vocabulary, padding included
+
+
+def refused(
+    server: Server, path: str, body: object, param: str | None = None, status: int = 400
+) -> dict[str, Any]:
+    began = time.monotonic()
+    answer = server.post(path, body)
+    assert answer.status_code == status, answer.text
+    assert time.monotonic() - began < 2
+    error = strict(answer.content)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    if param is not None:
+        assert error["param"] == param, error
+    return error
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One setting: what is refused is refused before any drafter is asked."""
+    with saying_server(num_drafts=4, wrong_every=3) as running:
+        yield running
+
+
+BOTH = [
+    ("temperature", -1),  # D11
+    ("temperature", 1e7),
+    ("temperature", "1"),
+    ("temperature", True),
+    ("top_p", -0.5),
+    ("top_p", 0),
+    ("top_p", 3),
+    ("top_k", -9),
+    ("top_k", 2.5),
+    ("min_p", 2),
+    ("seed", 2**70),
+    ("seed", "x"),
+    ("n", HUGE),  # D02
+    ("n", 0),
+    ("n", -1),
+    ("n", 129),
+    ("n", 1.0),
+    ("logit_bias", {"999999999": 5}),  # D04
+    ("logit_bias", {"-1": 5}),
+    ("logit_bias", {"a": 5}),
+    ("logit_bias", {"9" * 5000: 5}),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {str(V): 1}),
+    ("stop_token_ids", [V + 5]),  # D06
+    ("stop", ""),  # D32
+    ("stop", [""]),
+    ("stop", ["", " x"]),
+    ("stop", ["x"] * 100),
+    ("frequency_penalty", 9),
+    ("presence_penalty", "1"),
+    ("repetition_penalty", 0),
+    ("min_tokens", -1),
+    ("max_tokens", -1),
+    ("max_tokens", "many"),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", V + 1),
+    ("prompt_logprobs_start", 1),
+    ("logprob_token_ids", [1]),
+    ("logprobs_mode", "cooked"),
+    ("accept", "maybe"),
+    ("stream", "yes"),
+    ("stream_options", {"include_usage": True}),
+    ("tools", [{"type": "function"}]),
+    ("tool_choice", "auto"),
+    ("response_format", {"type": "json_object"}),
+    ("prediction", {"type": "content", "content": "x"}),
+    ("unheard_of", 1),
+    ("bad_words", ["x"]),
+    ("structured_outputs", {"regex": "["}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BOTH, ids=[f"{n}={v!r:.20}" for n, v in BOTH])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_values_without_a_meaning(server: Server, path: str, name: str, value: object) -> None:
+    body = {"prompt": "hi"} if path == COMPLETIONS else {"messages": MESSAGES}
+    refused(server, path, {**body, name: value}, name)
+    if name not in ("stream", "stream_options"):
+        refused(server, path, {**body, "stream": True, name: value}, name)
+
+
+@pytest.mark.parametrize("value", [HUGE, 21, V, V + 1, -1, 2.5, "5", True])
+def test_top_logprobs_out_of_range(server: Server, value: object) -> None:
+    """D01, D15."""
+    refused(server, CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": value},
+            "top_logprobs")  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [HUGE, V + 1, -1, 2.5, "5", [1]])
+def test_logprobs_out_of_range(server: Server, value: object) -> None:
+    refused(server, COMPLETIONS, {"prompt": "x", "logprobs": value}, "logprobs")
+
+
+CHAT_ONLY = [
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ({"messages": []}, "messages"),  # D07
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),  # the template refuses
+    ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages.0.extra"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+        "messages.0.tool_calls",
+    ),
+    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, None),
+]
+
+
+@pytest.mark.parametrize(("more", "param"), CHAT_ONLY)
+def test_chat_refusals(server: Server, more: dict[str, Any], param: str | None) -> None:
+    refused(server, CHAT, {"messages": MESSAGES, **more}, param)
+
+
+def test_images_are_refused_by_name(server: Server) -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:x"}}
+    error = refused(server, CHAT, {"messages": [{"role": "user", "content": [part]}]})
+    assert error["param"].startswith("messages")
+
+
+COMPLETION_ONLY = [
+    ({"prompt": ""}, "prompt"),  # D07
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [["x"]]}, "prompt"),
+    ({"prompt": ["x", 1]}, "prompt"),
+    ({"prompt": [1, "x"]}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": [V]}, "prompt"),  # D03
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [2**31]}, "prompt"),
+    ({"prompt": [2**65]}, "prompt"),
+    ({"prompt": [[1], [V]]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": ["x"] * 200, "n": 2}, "prompt"),
+    ({"suffix": "x"}, "suffix"),
+    ({"best_of": 3}, "best_of"),
+    ({"best_of": 3, "n": 2}, "best_of"),
+    ({"max_tokens": 0}, "max_tokens"),  # without echo
+    ({"max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+    ({"echo": "yes"}, "echo"),
+    ({"echo": True, "logprobs": 1, "prompt_logprobs": 3}, "prompt_logprobs"),
+    ({"prompt": "abc", "prompt_logprobs": 1, "prompt_logprobs_start": 3}, "prompt_logprobs_start"),
+    ({"prompt": "x" * 500}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("more", "param"), COMPLETION_ONLY)
+def test_completion_refusals(server: Server, more: dict[str, Any], param: str) -> None:
+    refused(server, COMPLETIONS, {"prompt": "x", **more}, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": Infinity}',
+        b'{"prompt": "x", "temperature": -Infinity}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "x", "metadata": {"a": NaN}}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "x"',
+        b"",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"[" * 100_000,
+        b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}",
+    ],
+)
+def test_bodies_that_are_no_strict_json(server: Server, body: bytes) -> None:
+    """D11, raw."""
+    refused(server, COMPLETIONS, body)
+
+
+def test_lengths_at_the_context_limit(server: Server) -> None:
+    """D27: the last that fits is answered, one more is refused with the lengths."""
+    letter = server.ids("a")
+    for length in range(253, 258):
+        for count in (1, 5):
+            body = {"prompt": letter * length, "max_tokens": count, "ignore_eos": True}
+            answer = server.post(COMPLETIONS, body)
+            if length + count <= 256:
+                assert answer.json()["usage"]["total_tokens"] == length + count
+            else:
+                error = refused(server, COMPLETIONS, body)
+                assert "256" in error["message"]
+                assert str(length) in error["message"]
+    scored = {"prompt": letter * 256, "max_tokens": 0, "echo": True, "logprobs": 0}
+    answer = server.post(COMPLETIONS, scored).json()
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == 256
+
+
+def test_routes_models_and_methods(server: Server) -> None:
+    refused(server, "/v1/embeddings", {}, status=404)
+    refused(server, "/v1/models", {}, status=405)
+    error = refused(server, CHAT, {"messages": MESSAGES, "model": "gpt"}, "model", 404)
+    assert error["code"] == "model_not_found"
+    assert server.get("/v1/models/other").status_code == 404
+    assert server.post(CHAT, {"messages": MESSAGES, "model": NAME, "max_tokens": 1}).is_success
+
+
+def test_the_official_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.chat.completions.create(model=NAME, messages=MESSAGES, n=129)
+    assert refusal.value.param == "n"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="x")
+
+
+def test_the_server_lives_on(server: Server) -> None:
+    """LIVE, after everything above."""
+    server.alive()
+
+
+def test_a_refused_call_leaves_its_neighbours_alone(server: Server) -> None:
+    """D06: one bad prompt refuses the call; others run on as if alone."""
+    expected = server.complete("free", max_tokens=12, ignore_eos=True)["choices"]
+    refused(server, COMPLETIONS, {"prompt": ["free"] * 7 + ["x" * 400], "max_tokens": 200})
+    assert server.complete("free", max_tokens=12, ignore_eos=True)["choices"] == expected
+    server.alive()
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    with saying_server(delay=0.02, max_num_reqs=1, max_queue=2) as server:
+        body = {"prompt": ["free"] * 6, "max_tokens": 20, "ignore_eos": True}
+        for more in ({}, {"stream": True}):
+            answer = server.post(COMPLETIONS, {**body, **more})
+            assert answer.status_code == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+        server.alive()
