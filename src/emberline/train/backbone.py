@@ -142,7 +142,7 @@ class MarkovHead(nn.Module):
         return torch.stack(latents, dim=1)
 
     def advance(self, state: Tensor, hidden: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """One slot: the next state and this slot's latent. state, embedded [N, r]; hidden [N, D]."""
+        """Next state and latent of one slot. state, embedded [N, r]; hidden [N, D]."""
         if self.kind != "rnn":
             return state, self.latent(hidden[:, None], embedded[:, None])[:, 0]
         joint = self.joint_proj(torch.cat((state, embedded, hidden), dim=-1))
@@ -239,7 +239,7 @@ class DraftModel(nn.Module):
 
 
 def principal(table: Tensor, rank: int) -> Tensor:
-    """The table's rows in its top `rank` principal directions, unit variance times 0.1. [V, rank]."""
+    """The table's rows in its top `rank` principal directions, spread 0.1. [V, rank]."""
     wide = table.float()
     wide = wide - wide.mean(0)
     _, vectors = torch.linalg.eigh(wide.T @ wide)

@@ -114,13 +114,12 @@ def flex_mask(anchors: Tensor, length: int, block_size: int) -> Any:
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    num_seqs, count = anchors.shape
-    rows, device = count * block_size, anchors.device
+    rows, device = anchors.shape[1] * block_size, anchors.device
     total = length + rows
     row_start = torch.arange(0, rows, TILE, device=device)[:, None]
     key_start = torch.arange(0, total, TILE, device=device)
     first = row_start // block_size
-    last = ((row_start + TILE - 1) // block_size).clamp(max=count - 1)
+    last = ((row_start + TILE - 1) // block_size).clamp(max=anchors.shape[1] - 1)
     reach = anchors[:, last.squeeze(1)].clamp(max=length)[..., None]  # [S, row tiles, 1]
     begin, end = length + first * block_size, length + (last + 1) * block_size
     own = (key_start < end) & (key_start + TILE > begin)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 MarkovHead = Literal["vanilla", "gated", "rnn"]
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
+DEFAULT_THETA = 10_000.0
 COPIED_FIELDS = (
     "hidden_size",
     "intermediate_size",
@@ -42,7 +43,7 @@ class DraftConfig:
     enable_confidence_head: bool = True
     max_position_embeddings: int = 8192
     rms_norm_eps: float = 1e-5
-    rope_theta: float = 10_000.0
+    rope_theta: float = DEFAULT_THETA
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
@@ -87,7 +88,7 @@ class DraftConfig:
         )
         values.setdefault("num_key_value_heads", values["num_attention_heads"])
         values["rope_theta"] = float(
-            rope.get("rope_theta") or target.get("rope_theta") or cls.rope_theta
+            rope.get("rope_theta") or target.get("rope_theta") or DEFAULT_THETA
         )
         values["num_target_layers"] = layers
         values["target_layer_ids"] = default_taps(layers)

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from emberline.models.weights import load_folder
 from emberline.train.backbone import DraftModel
 from emberline.train.config import DraftConfig
 
@@ -104,6 +105,23 @@ def write_full(
     shared = dict(zip(SHARED, (embedding, head), strict=True))
     whole = {name: t.to(torch.bfloat16) for name, t in {**tensors, **shared}.items()}
     _write(folder, config.to_json(), whole)
+
+
+def target_tables(folder: Path, config: DraftConfig) -> tuple[Tensor, Tensor]:
+    """Embedding and output head of the target in `folder`, each [V, D].
+
+    Raises:
+        ValueError: the draft was made for a target of another size.
+    """
+    weights = load_folder(folder)
+    embedding = weights.take("model.embed_tokens.weight")
+    head = weights.take("lm_head.weight") if weights.has("lm_head.weight") else embedding
+    if tuple(embedding.shape) != (config.vocab_size, config.hidden_size):
+        raise ValueError(
+            f"{folder}: embedding of shape {list(embedding.shape)}, the draft needs "
+            f"{[config.vocab_size, config.hidden_size]}: it belongs to another target"
+        )
+    return embedding, head
 
 
 def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -111,7 +111,7 @@ class _FusedLoss(torch.autograd.Function):
         return loss, ce, l1, agree, hit
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         scaled = [None if t is None else t * grad_loss.to(t.dtype) for t in ctx.saved_tensors]
         return (*scaled, None, None, None, None, None, None, None)
 
@@ -151,7 +151,7 @@ def fused_loss(
 
 
 def confidence_loss(logits: Tensor, distance: Tensor, weights: Tensor) -> Tensor:
-    """Binary cross-entropy against the acceptance chance 1 - L1 / 2, weighted. All [N] -> scalar."""
+    """Cross-entropy against the acceptance chance 1 - L1 / 2, weighted. All [N] -> scalar."""
     wanted = (1 - distance / 2).clamp(0, 1)
     losses = F.binary_cross_entropy_with_logits(logits.float(), wanted, reduction="none")
     return (losses * weights).sum()

@@ -29,7 +29,8 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).to(matrices.dtype)
+    result: Tensor = (x.mT if tall else x).to(matrices.dtype)
+    return result
 
 
 class Muon(torch.optim.Optimizer):
@@ -69,7 +70,8 @@ class Muon(torch.optim.Optimizer):
 
 def make_optimisers(model: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of backbone and `fc`, AdamW without decay for everything else."""
-    muon, adam = [], []
+    muon: list[nn.Parameter] = []
+    adam: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         matrix = parameter.dim() == 2 and name.startswith(("layers.", "fc."))
         (muon if matrix else adam).append(parameter)

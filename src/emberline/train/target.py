@@ -9,7 +9,7 @@ it, so that a fault in one shows up as disagreement with the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ def project(
     """Queries [N, H, Dh], keys and values [N, Hkv, Dh] of rows x [N, D]."""
     fused = F.linear(norm(x, layer.input_norm, shape.eps), layer.qkv, layer.qkv_bias)
     fused = fused.view(x.shape[0], -1, shape.head_dim)
-    query, key, value = fused.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+    sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
+    query, key, value = torch.split(fused, sizes, dim=1)
     if layer.q_norm is not None and layer.k_norm is not None:
         query = norm(query, layer.q_norm, shape.eps)
         key = norm(key, layer.k_norm, shape.eps)
@@ -156,11 +157,13 @@ class FrozenTarget:
         x = self.embedding[tokens].flatten(0, 1)
         found = {-1: x}
         for index, layer in enumerate(self.layers):
-            heads = [
-                part.unflatten(0, (num_seqs, length)).transpose(1, 2)
+            query, key, value = (
+                part.view(num_seqs, length, -1, self.shape.head_dim).transpose(1, 2)
                 for part in self.project(x, layer, self.shape, cos, sin)
-            ]
-            attended = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+            )
+            attended = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=True
+            )
             x = self.finish(x, attended.transpose(1, 2).flatten(0, 1).flatten(1), layer, self.shape)
             if index in taps:
                 found[index] = x
@@ -220,22 +223,22 @@ def _merge(module: Any, device: torch.device) -> Layer:
     attention, mlp = module.self_attn, module.mlp
 
     def cat(*parts: Any) -> Tensor:
-        return torch.cat([part.detach() for part in parts])
+        return torch.cat([part.detach() for part in parts]).to(device)
+
+    def optional(owner: Any, name: str) -> Tensor | None:
+        found = getattr(owner, name, None)
+        return None if found is None else cat(found.weight)
 
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     has_bias = attention.q_proj.bias is not None
-    q_norm = getattr(attention, "q_norm", None)
-    k_norm = getattr(attention, "k_norm", None)
-    layer = Layer(
-        input_norm=module.input_layernorm.weight.detach(),
+    return Layer(
+        input_norm=cat(module.input_layernorm.weight),
         qkv=cat(*(part.weight for part in projections)),
         qkv_bias=cat(*(part.bias for part in projections)) if has_bias else None,
-        q_norm=q_norm.weight.detach() if q_norm is not None else None,
-        k_norm=k_norm.weight.detach() if k_norm is not None else None,
-        out=attention.o_proj.weight.detach(),
-        post_norm=module.post_attention_layernorm.weight.detach(),
+        q_norm=optional(attention, "q_norm"),
+        k_norm=optional(attention, "k_norm"),
+        out=cat(attention.o_proj.weight),
+        post_norm=cat(module.post_attention_layernorm.weight),
         gate_up=cat(mlp.gate_proj.weight, mlp.up_proj.weight),
-        down=mlp.down_proj.weight.detach(),
+        down=cat(mlp.down_proj.weight),
     )
-    moved = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    return Layer(**{n: None if t is None else t.to(device) for n, t in moved.items()})
