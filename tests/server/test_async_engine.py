@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import httpx
 import pytest
+import torch
 
 from emberline.engine.async_engine import AsyncEngine, EngineStopped, merge_outputs
 from emberline.engine.detokenizer import TokenText
@@ -301,3 +302,19 @@ def test_a_stream_that_fails_to_start_is_an_ordinary_error() -> None:
         body = {"prompt": [10**6], "stream": True}
         answer = httpx.post(server.url + "/v1/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_nan_logits_fail_their_request_alone(logprobs: int | None) -> None:
+    """D21: the same error with and without logprobs; the server goes on."""
+    target = SayingTarget(TOKENIZER)
+    engine = make_engine(target, num_pages=1024, eos_ids=(target.eos,))
+    bad = tuple(TOKENIZER("bad")["input_ids"])
+    target.overrides[bad] = torch.full((target.vocab_size,), float("nan"))
+    with serve(engine, TOKENIZER, target) as server:
+        body = {"prompt": "bad", "logprobs": logprobs}
+        for stream in (False, True):
+            answer = server.post("/v1/completions", {**body, "stream": stream})
+            assert answer.status_code == 500
+            assert "NaN" in answer.json()["error"]["message"]
+        server.alive()
