@@ -73,7 +73,12 @@ class EngineConfig:
 
     dtype: DtypeName = "auto"
     device: str = "cpu"
+    threads: int | None = None  # of the CPU's kernels; None = all cores but one
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     poison_padding: bool = False  # tests: padding rows are NaN, never a plausible number
+
+    def __post_init__(self) -> None:
+        if self.threads is not None:
+            _positive(self, "threads")

@@ -33,6 +33,9 @@ def serve(
     max_num_reqs: Annotated[
         int | None, typer.Option(help="Requests that run at the same time.")
     ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of the CPU's kernels; all cores but one if absent.")
+    ] = None,
     layout: Annotated[LayoutKind, typer.Option(help="How rows of a step are laid.")] = "compact",
     planner: Annotated[
         PlannerName, typer.Option(help="How much of a block is verified.")
@@ -57,6 +60,7 @@ def serve(
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,
         max_num_reqs=max_num_reqs,
+        threads=threads,
         layout=layout,
         planner=planner,
         threshold=threshold,

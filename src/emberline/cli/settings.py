@@ -54,6 +54,7 @@ def engine_config(
     max_model_len: int | None,
     kv_tokens: int | None,
     max_num_reqs: int | None = None,
+    threads: int | None = None,
     layout: LayoutKind = "compact",
     planner: PlannerName = "verify_all",
     threshold: float | None = None,
@@ -72,6 +73,7 @@ def engine_config(
     try:
         return EngineConfig(
             dtype=dtype,
+            threads=threads,
             cache=CacheConfig(**given(num_tokens=kv_tokens)),
             scheduler=SchedulerConfig(
                 **given(max_num_reqs=max_num_reqs, max_model_len=max_model_len)

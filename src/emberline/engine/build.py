@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -41,6 +42,7 @@ def build_engine(
         ModelError: files do not fit each other or the settings.
     """
     dtype = resolve_dtype(config.dtype, config.device)
+    torch.set_num_threads(config.threads or default_threads())
     page_size = config.cache.page_size
     num_pages = 1 + -(-config.cache.num_tokens // page_size)
     drafts = config.speculation.drafter
@@ -91,6 +93,17 @@ def build_engine(
     return Engine(parts, pool, config, info(parts, pool, config, dtype, name, draft))
 
 
+def default_threads() -> int:
+    """All cores but one: the event loop, or anybody else, needs the last.
+
+    The kernels' threads wait for each other at the end of every operation. One of them losing its
+    core for a moment makes all wait: on two cores a busy neighbour costs a factor of ten.
+    """
+    usable = hasattr(os, "sched_getaffinity")  # a container may have fewer than the machine
+    cores = len(os.sched_getaffinity(0)) if usable else os.cpu_count() or 1
+    return max(1, cores - 1)
+
+
 def resolve_dtype(name: DtypeName, device: str) -> torch.dtype:
     """The dtype of weights, KV and computation: bfloat16 where the hardware multiplies in it."""
     if name == "float32":
@@ -122,6 +135,7 @@ def info(
         "model": name,
         "dtype": str(dtype).removeprefix("torch."),
         "device": config.device,
+        "threads": torch.get_num_threads(),
         "max_model_len": parts.target.max_model_len,
         "vocab_size": parts.target.vocab_size,
         "drafter": type(drafter).__name__ if drafter else None,
