@@ -53,13 +53,15 @@ class _Piece:
         return self.position + self.count
 
 
-def kv_granule(dtype: torch.dtype) -> int:
-    """Multiple that KV windows are rounded up to.
+def window_of(end: int) -> int:
+    """Slots that a query group reads when its last position is `end - 1`.
 
-    bfloat16 products accumulate over keys in one fixed order whatever their number; float32 ones
-    change kernel with it, so their windows consist of whole blocks.
+    A multiple of 128, and never 256 past a multiple of 512: a last block of 256 keys is summed in
+    another order than one of 384 or 512, while 128 agrees with every longer one (measured in
+    float32 and bfloat16; lab notes, CPU forward).
     """
-    return 128 if dtype == torch.bfloat16 else KV_BLOCK
+    window = _round_up(end, 128)
+    return window + 128 if window % KV_BLOCK == 256 else window
 
 
 def plan_attention(
@@ -83,12 +85,11 @@ def plan_attention(
         sliding_window: tokens a query sees, itself included; None for all.
         dtype: of the computation and of the mask.
     """
-    granule = kv_granule(dtype)
     together: dict[object, list[_Piece]] = {}
     for piece in _pieces(query_lens, seq_lens):
         # Windows within a factor of two of each other share a gather; a long query runs alone.
-        blocks = -(-piece.end // granule)
-        key = piece.token if piece.count > SHORT_QUERY else (blocks.bit_length(),)
+        size = (window_of(piece.end) // 128).bit_length()
+        key = piece.token if piece.count > SHORT_QUERY else (size,)
         together.setdefault(key, []).append(piece)
     return [
         _group(pieces, page_table, page_size, share, sliding_window, dtype)
@@ -114,7 +115,7 @@ def _group(
     dtype: torch.dtype,
 ) -> QueryGroup:
     device, width = page_table.device, max(p.count for p in pieces)
-    end = _round_up(max(p.end for p in pieces), kv_granule(dtype))
+    end = window_of(max(p.end for p in pieces))
     begin = 0
     if sliding_window is not None:
         begin = max(0, min(p.position for p in pieces) - sliding_window + 1)

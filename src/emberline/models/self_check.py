@@ -1,0 +1,123 @@
+"""Whether this machine gives a token the same logits bit for bit, however its step was cut.
+
+Kernels are chosen by shape and processor, so the promise is measured when an engine starts, not
+assumed. Must not know requests or the scheduler: it is handed scratch pages and gives them back
+zeroed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from emberline.batch import ForwardBatch
+from emberline.config import LayoutKind
+from emberline.layout import TokenLayout, Tokens
+from emberline.models.decoder import Decoder
+
+COMPARED = 32
+ENDS = (132, 400)  # the compared tokens straddle positions 128 and 384, where windows grow
+NEIGHBOUR = 5  # tokens of a second request, for the batched step
+_CUTS: tuple[tuple[int, bool], ...] = ((1, False), (1, False), (8, True), (22, False))
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """What was found."""
+
+    bitwise: bool
+    max_logit_diff: float  # largest difference of any logit; 0.0 if bitwise
+    seconds: float
+
+
+def check_row_invariance(decoder: Decoder, pages: Sequence[int]) -> SelfCheck:
+    """Score the same tokens in long chunks, then alone, in a batched block and in a short chunk.
+
+    Args:
+        decoder: the target as it will run (dtype, threads, device).
+        pages: free pages; 1 + ceil(400 / page size) of them for the whole check. With fewer, or
+            a shorter context, only what fits is compared.
+
+    Raises:
+        ValueError: not even the compared tokens and a neighbour fit.
+    """
+    started = time.perf_counter()
+    page_size = decoder.kv_pool.page_size
+    room = min((len(pages) - 1) * page_size, decoder.max_model_len)
+    if room < COMPARED:
+        raise ValueError(f"the self-check needs {COMPARED} tokens of scratch, got {room}")
+    ends = [end for end in ENDS if end <= room] or [room]
+    scratch = _Scratch(decoder, pages)
+    with torch.no_grad():
+        wanted, done = [], 0
+        for end in ends:
+            wanted.append(scratch.run(done, end - done, scored=COMPARED))
+            done = end
+        diff = 0.0
+        for end, want in zip(ends, wanted, strict=True):
+            diff = max(diff, _recut(scratch, end - COMPARED, want))
+    scratch.clean()
+    return SelfCheck(diff == 0.0, diff, time.perf_counter() - started)
+
+
+def _recut(scratch: _Scratch, start: int, want: Tensor) -> float:
+    """Largest difference from `want` [COMPARED, V] when its tokens run in small steps."""
+    got = []
+    for count, batched in _CUTS:
+        got.append(scratch.run(start, count, scored=count, batched=batched))
+        start += count
+    return float((torch.cat(got) - want).abs().max())
+
+
+class _Scratch:
+    """One sequence in the scratch pages, and a neighbour in the last of them."""
+
+    def __init__(self, decoder: Decoder, pages: Sequence[int]) -> None:
+        self._decoder = decoder
+        self._device = decoder.kv_pool.keys.device
+        self._pages = torch.tensor(pages, dtype=torch.int64, device=self._device)
+        # Any ids will do: a fixed walk over the vocabulary.
+        steps = torch.arange(max(ENDS), device=self._device)
+        self._tokens = (steps * 7919 + 11) % decoder.vocab_size
+
+    def run(self, start: int, count: int, *, scored: int, batched: bool = False) -> Tensor:
+        """Forward tokens [start, start + count); logits [scored, V] of the last ones."""
+        page_size = self._decoder.kv_pool.page_size
+        spans = [(start, count)] + [(0, min(NEIGHBOUR, page_size))] * batched
+        lens = torch.tensor([n for _, n in spans], device=self._device)
+        windows = torch.tensor([scored, 1][: len(spans)], device=self._device)
+        kind: LayoutKind = "static" if batched else "compact"
+        layout = TokenLayout.build(
+            lens,
+            windows,
+            num_tokens=int(lens.sum()),
+            num_scored=int(windows.sum()),
+            kind=kind,
+            width=8,
+            min_rows=self._decoder.min_rows,
+        )
+        table = self._pages[:-1].repeat(len(spans), 1)
+        table[1:] = self._pages[-1]
+        positions = torch.cat([torch.arange(a, a + n, device=self._device) for a, n in spans])
+        page = table[layout.req_of_token, positions // page_size]
+        batch = ForwardBatch(
+            layout=layout,
+            token_ids=Tokens(self._tokens[positions]),
+            positions=Tokens(positions),
+            slot_mapping=Tokens(page * page_size + positions % page_size),
+            page_table=table,
+            seq_lens=torch.tensor([a + n for a, n in spans], device=self._device),
+        )
+        return self._decoder.forward(batch).logits[:scored]
+
+    def clean(self) -> None:
+        """Zero the pages."""
+        pool = self._decoder.kv_pool
+        offsets = torch.arange(pool.page_size, device=self._device)
+        slots = (self._pages[:, None] * pool.page_size + offsets).flatten()
+        pool.keys[:, slots] = 0
+        pool.values[:, slots] = 0
