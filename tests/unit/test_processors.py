@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +15,8 @@ from emberline.layout import Scored, TokenLayout, Tokens
 from emberline.sampling.processors import SamplingBatch, process
 from emberline.sampling.truncation import keep_min_p_, keep_top_
 from emberline.types import SamplingParams
+
+from support.reference_sampling import NearBoundary, processed_by_hand, truncated_by_hand
 
 VOCAB = 7
 
@@ -34,67 +34,10 @@ class Case:
     samples: bool = True
 
 
-# The reference: plain Python over one row, as if the tokens had come one by one.
-
-
-class NearBoundary(Exception):
-    """The row is so close to a cut that rounding may decide."""
-
-
 def reference(logits: list[float], case: Case, num_drafts: int) -> list[float]:
     """Logits of p after `num_drafts` of the drafts have been emitted."""
-    params, x = case.params, list(logits)
     output = case.output + case.drafts[:num_drafts]
-    if len(output) < params.min_tokens:
-        for token_id in {*case.eos, *params.stop_token_ids}:
-            x[token_id] = -math.inf
-    for token_id, bias in params.logit_bias.items():
-        x[token_id] += bias
-    for token_id in {*case.prompt, *output}:
-        over = x[token_id] > 0
-        x[token_id] *= 1 / params.repetition_penalty if over else params.repetition_penalty
-    for token_id in output:
-        x[token_id] -= params.frequency_penalty
-    for token_id in set(output):
-        x[token_id] -= params.presence_penalty
-    if params.temperature == 0:
-        return x
-    x = [value / params.temperature for value in x]
-    return truncated(x, params.min_p, params.top_k, params.top_p)
-
-
-def truncated(x: list[float], min_p: float, top_k: int, top_p: float) -> list[float]:
-    def keep(ids: Sequence[int]) -> None:
-        for i in set(range(len(x))) - set(ids):
-            x[i] = -math.inf
-
-    def probs() -> list[float]:
-        best = max(x)
-        weights = [math.exp(value - best) for value in x]
-        total = math.fsum(weights)
-        return [weight / total for weight in weights]
-
-    x = list(x)
-    if min_p > 0:
-        p = probs()
-        least = min_p * max(p)
-        if any(abs(value - least) < 1e-9 for value in p if min_p < 1):
-            raise NearBoundary
-        keep([i for i, value in enumerate(p) if value >= least])
-    order = sorted(range(len(x)), key=lambda i: (-x[i], i))
-    if top_k > 0:
-        keep(order[:top_k])
-    if top_p < 1:
-        p, mass, kept = probs(), 0.0, []
-        for i in order:
-            if kept and abs(mass - top_p) < 1e-9:
-                raise NearBoundary
-            if mass >= top_p:
-                break
-            kept.append(i)
-            mass += p[i]
-        keep(kept)
-    return x
+    return processed_by_hand(logits, case.params, case.prompt, output, case.eos)
 
 
 # Running real steps.
@@ -351,7 +294,7 @@ def test_large_rows_are_cut_where_a_full_sort_cuts(
     """Past the shortlist, and past eight times the shortlist, with many equal logits."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randint(-40, 41, (3, 10_000), generator=generator).double() / 10 * scale
-    expected = [truncated(row, min_p, top_k, top_p) for row in logits.tolist()]
+    expected = [truncated_by_hand(row, min_p, top_k, top_p) for row in logits.tolist()]
     cut = logits.clone()
     if min_p:
         keep_min_p_(cut, min_p)
