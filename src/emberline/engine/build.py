@@ -16,6 +16,7 @@ from emberline.engine.engine import Engine
 from emberline.engine.step import StepParts
 from emberline.models.decoder import Decoder
 from emberline.models.decoder_config import DecoderConfig
+from emberline.models.self_check import COMPARED, ENDS, check_row_invariance
 from emberline.models.weights import ModelError, load_folder, read_json
 from emberline.sampling.keys import KeyedDraws
 from emberline.verify.planner import Planner, Threshold, VerifyAll
@@ -90,7 +91,8 @@ def build_engine(
         eos_ids=eos_ids,
     )
     pool = PagePool(num_pages, page_size)
-    return Engine(parts, pool, config, info(parts, pool, config, dtype, name, draft))
+    facts = info(parts, pool, config, dtype, name, draft) | exactness(target, pool)
+    return Engine(parts, pool, config, facts)
 
 
 def default_threads() -> int:
@@ -112,6 +114,20 @@ def resolve_dtype(name: DtypeName, device: str) -> torch.dtype:
         return torch.bfloat16
     fast = device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
+
+
+def exactness(target: Decoder, pool: PagePool) -> dict[str, object]:
+    """What the start-up self-check found: bitwise equal logits, or the largest difference.
+
+    Log-probabilities differ by at most twice the largest difference of any logit.
+    """
+    wanted = 1 + pool.pages_for(max(ENDS))
+    if min(pool.capacity, target.max_model_len) < COMPARED + pool.page_size:
+        return {"bitwise": None, "logprob_tolerance": None}
+    pages = pool.allocate(min(wanted, pool.num_free))
+    check = check_row_invariance(target, pages)
+    pool.release(pages)
+    return {"bitwise": check.bitwise, "logprob_tolerance": 2 * check.max_logit_diff}
 
 
 def make_planner(config: EngineConfig) -> Planner:
