@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from emberline.layout import Scored, TokenLayout, Tokens
-from emberline.sampling.logprobs import chosen_logprobs, prompt_targets, score_tokens
+from emberline.layout import Scored
+from emberline.sampling.logprobs import chosen_logprobs, score_tokens
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> Scored:
@@ -183,40 +183,3 @@ def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
             chosen_logprobs(logits, index, [(3,)] * num_tokens)
         sizes.append(largest.numel)
     assert sizes == [8 * vocab, 8 * vocab]
-
-
-# Prompt targets
-
-
-def test_a_prompt_token_is_scored_by_the_entry_before_it() -> None:
-    # A whole prompt, one whose last chunk scores three tokens, a decode and a middle chunk.
-    layout = TokenLayout.build(
-        torch.tensor([3, 5, 1, 2]),
-        torch.tensor([1, 1, 1, 0]),
-        scored_lens=torch.tensor([3, 3, 1, 2]),
-        num_tokens=11,
-        num_scored=9,
-    ).check()
-    ids = Tokens(torch.arange(100, 111))
-    index, following = prompt_targets(layout, ids)
-    assert index.tolist() == [0, 1, 3, 4, 7]
-    assert following.tolist() == [101, 102, 106, 107, 110]
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=5))
-def test_prompt_targets_never_cross_requests(lens: list[tuple[int, int]]) -> None:
-    query, scored = [n for n, _ in lens], [min(n, s) for n, s in lens]
-    layout = TokenLayout.build(
-        torch.tensor(query),
-        torch.tensor([0] * len(lens)),
-        scored_lens=torch.tensor(scored),
-        num_tokens=sum(query),
-        num_scored=sum(scored),
-    ).check()
-    ids = torch.arange(sum(query))
-    index, following = prompt_targets(layout, Tokens(ids))
-    token = layout.token_of_scored[index]
-    assert torch.equal(following, token + 1)
-    assert torch.equal(layout.req_of_token[following], layout.req_of_token[token])
-    assert len(index) == sum(scored) - sum(1 for s in scored if s)

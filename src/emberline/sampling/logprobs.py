@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from emberline.batch import TokenScores
-from emberline.layout import Scored, TokenLayout, Tokens
+from emberline.layout import Scored
 
 _CHUNK_ROWS = 8
 
@@ -69,20 +69,6 @@ def chosen_logprobs(
             ids = torch.tensor(list(chosen_ids[n]), device=logits.device)
             scores[n] = tuple(row[ids].tolist())
     return scores
-
-
-def prompt_targets(layout: TokenLayout, token_ids: Tokens) -> tuple[Tensor, Tensor]:
-    """Every scored entry whose next input token is known, with that token.
-
-    This is the alignment law for a prompt: token t + 1 is scored by the entry of token t.
-
-    Returns:
-        index [N] int64 into scored space, and following ids [N] int64.
-    """
-    token = layout.token_of_scored
-    query_end = layout.query_start_loc[1:][layout.req_of_token[token]]
-    index = (token + 1 < query_end).nonzero().squeeze(-1)
-    return index, token_ids[token[index] + 1]
 
 
 def _dtype(logits: Tensor) -> torch.dtype:
