@@ -1,0 +1,316 @@
+"""The law: three tokens out of the step have the target's joint distribution, to 1e-12.
+
+Every branch of every draw is taken with its exact probability, through the engine's own `run_step`.
+Noise that a step looked at and did not use up is carried into the next one, so a draw that reuses
+what has already decided something would show.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+
+from emberline.config import LayoutKind
+from emberline.drafters.base import Drafter
+from emberline.engine.request_state import RequestState
+from emberline.engine.scheduler import ScheduledRequest
+from emberline.engine.step import StepParts, run_step
+from emberline.engine.step_inputs import build_inputs
+from emberline.types import Request, SamplingParams
+from emberline.verify.planner import Planner, Threshold, VerifyAll
+
+from support.doubles import Prefix, ScriptedDrafter, ScriptedPlanner, TableTarget, random_table
+from support.enumeration import Branch, EnumeratingDraws, Noise, freeze
+from support.reference_sampling import processed_by_hand
+
+PROMPT: Prefix = (2, 0)
+HORIZON = 3
+PAGE = 16
+EOS = frozenset({2})
+TARGET_TABLE = random_table(3, seed=5)
+
+Law = dict[Prefix, float]
+
+
+def softmax(row: list[float]) -> list[float]:
+    values: list[float] = torch.tensor(row, dtype=torch.float64).softmax(-1).tolist()
+    return values
+
+
+def target_law(params: SamplingParams) -> Law:
+    """The product of the target's conditionals, options applied by hand."""
+    law: Law = {(): 1.0}
+    for _ in range(HORIZON):
+        longer: Law = {}
+        for output, weight in law.items():
+            logits = TARGET_TABLE((*PROMPT, *output)).tolist()
+            row = processed_by_hand(logits, params, PROMPT, output, EOS)
+            for token, prob in enumerate(softmax(row)):
+                longer[(*output, token)] = weight * prob
+        law = longer
+    return law
+
+
+class Speculation:
+    """Runs one step for many branches at once."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        planner: Planner,
+        params: SamplingParams,
+        layout: LayoutKind = "compact",
+    ) -> None:
+        self.drafter = drafter
+        self.planner = planner
+        self.params = params
+        self.layout = layout
+
+    def step(self, outputs: list[Prefix], branches: list[Branch]) -> list[Prefix]:
+        """The outputs after one step; everything before the anchor is in KV already."""
+        count = len(outputs)
+        target = TableTarget(TARGET_TABLE, 3, (count + 1) * PAGE, PAGE)
+        history = torch.zeros(count, PAGE, dtype=torch.int64)
+        plan = []
+        for index, output in enumerate(outputs):
+            tokens = [*PROMPT, *output]
+            history[index, : len(tokens)] = torch.tensor(tokens)
+            at = (index + 1) * PAGE
+            target.slots[at : at + len(tokens) - 1] = torch.tensor(tokens[:-1])
+            state = RequestState(
+                request=Request(str(index), PROMPT, self.params),
+                text=None,
+                seed=index,
+                length_limit=PAGE,
+                stop_ids=EOS,
+                token_ids=tokens,
+                num_computed=len(tokens) - 1,
+                pages=[index + 1],
+                slot=index,
+            )
+            limit = min(self.drafter.max_draft_tokens, HORIZON - len(output) - 1)
+            plan.append(ScheduledRequest(state, 1, limit, 1, samples=True))
+        parts = StepParts(
+            target=target,
+            drafter=self.drafter,
+            planner=self.planner,
+            draws=EnumeratingDraws(branches),
+            history=history,
+            page_size=PAGE,
+            layout=self.layout,
+            eos_ids=EOS,
+        )
+        verdict = run_step(parts, build_inputs(plan, EOS, "cpu")).verdict
+        ids, bounds = verdict.token_ids.tolist(), verdict.emitted_start_loc.tolist()
+        return [
+            (*output, *ids[bounds[index] : bounds[index + 1]])
+            for index, output in enumerate(outputs)
+        ]
+
+    def law(self) -> Law:
+        """The joint law of the first three tokens."""
+        law: dict[Prefix, float] = defaultdict(float)
+        frontier: dict[object, tuple[Prefix, Noise, float]] = {0: ((), {}, 1.0)}
+        while frontier:
+            reached: dict[object, tuple[Prefix, Noise, float]] = {}
+            for output, noise, weight in self._outcomes(list(frontier.values())):
+                if len(output) >= HORIZON:
+                    law[output[:HORIZON]] += weight
+                    continue
+                state = (output, freeze(noise, len(PROMPT) + len(output)))
+                before = reached[state][2] if state in reached else 0.0
+                reached[state] = (output, noise, before + weight)
+            frontier = reached
+        return law
+
+    def _outcomes(
+        self, states: list[tuple[Prefix, Noise, float]]
+    ) -> list[tuple[Prefix, Noise, float]]:
+        """Every end of one step from every state, found by following one branch after another."""
+        leaves = []
+        todo: list[tuple[int, list[int]]] = [(index, []) for index in range(len(states))]
+        while todo:
+            branches = [Branch(dict(states[index][1]), script) for index, script in todo]
+            outputs = self.step([states[index][0] for index, _ in todo], branches)
+            following = []
+            for (index, _), branch, output in zip(todo, branches, outputs, strict=True):
+                weight = states[index][2] * branch.probability
+                leaves.append((output, branch.noise, weight))
+                following += [(index, script) for script in branch.others()]
+            todo = following
+        return leaves
+
+
+def largest_error(law: Law, expected: Law) -> float:
+    assert set(law) <= set(expected)
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
+    return max(abs(law.get(output, 0.0) - prob) for output, prob in expected.items())
+
+
+def assert_lawful(speculation: Speculation) -> None:
+    assert largest_error(speculation.law(), target_law(speculation.params)) < 1e-12
+
+
+# Drafters by what their draft depends on, and confidences that depend on the drafts before.
+
+WHOLE = random_table(3, seed=9, scale=1.5)
+
+
+def previous_only(prefix: Prefix) -> torch.Tensor:
+    return WHOLE(prefix[-1:])
+
+
+def position_only(prefix: Prefix) -> torch.Tensor:
+    return WHOLE((0,) * len(prefix))
+
+
+def never_one(prefix: Prefix) -> torch.Tensor:
+    return WHOLE(prefix).index_fill(0, torch.tensor([1]), -torch.inf)
+
+
+def confidence(prefix: Prefix) -> float:
+    return (0.95, 0.35, 0.7)[(sum(prefix) + len(prefix)) % 3]
+
+
+DRAFTERS: dict[str, Callable[[], ScriptedDrafter]] = {
+    "markov": lambda: ScriptedDrafter(2, previous_only, confidence=confidence),
+    "recurrent": lambda: ScriptedDrafter(2, WHOLE, confidence=confidence),
+    "parallel": lambda: ScriptedDrafter(2, position_only),
+    "point mass": lambda: ScriptedDrafter(2, None, confidence=confidence),
+    "short blocks": lambda: ScriptedDrafter(
+        2, WHOLE, confidence=confidence, goes_on=lambda prefix: sum(prefix) % 3 != 1
+    ),
+    "masked": lambda: ScriptedDrafter(2, never_one, confidence=confidence),
+    "one draft": lambda: ScriptedDrafter(1, WHOLE, confidence=confidence),
+}
+
+
+def by_confidence(_drafts: Sequence[int], sure: Sequence[float]) -> int:
+    """Verify up to the first doubt, but never a lone draft of high confidence."""
+    if not sure:
+        return 1
+    return 0 if sure[0] > 0.9 else next((k for k, c in enumerate(sure) if c < 0.4), len(sure))
+
+
+def by_first_draft(drafts: Sequence[int], _sure: Sequence[float]) -> int:
+    """Causal: whether the second draft is verified looks at the first only."""
+    return 2 if drafts[0] == 0 else 1
+
+
+PLANNERS: dict[str, Planner] = {
+    "verify all": VerifyAll(),
+    "threshold": Threshold(0.5),
+    "by confidence": ScriptedPlanner(by_confidence),
+    "by first draft": ScriptedPlanner(by_first_draft),
+}
+
+Rule = Literal["rejection", "coupled"]
+RULES: tuple[Rule, ...] = ("rejection", "coupled")
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_three_tokens_have_the_targets_law(drafter: str, planner: str, rule: Rule) -> None:
+    params = SamplingParams(accept=rule)
+    assert_lawful(Speculation(DRAFTERS[drafter](), PLANNERS[planner], params))
+
+
+OPTIONS = {
+    "temperature": SamplingParams(temperature=0.6),
+    "top-k": SamplingParams(top_k=2),
+    "top-p": SamplingParams(top_p=0.7),
+    "min-p": SamplingParams(min_p=0.4),
+    "bias": SamplingParams(logit_bias={0: 1.5, 2: -1.0}),
+    "minimum": SamplingParams(min_tokens=2),
+    "penalties": SamplingParams(
+        repetition_penalty=1.4, frequency_penalty=0.8, presence_penalty=-0.5
+    ),
+    "everything": SamplingParams(
+        temperature=1.3,
+        top_k=2,
+        top_p=0.95,
+        min_p=0.05,
+        logit_bias={1: -0.3},
+        min_tokens=1,
+        repetition_penalty=0.8,
+        frequency_penalty=0.5,
+        presence_penalty=0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option_holds_at_every_position(options: str, rule: Rule) -> None:
+    params = replace(OPTIONS[options], accept=rule)
+    assert_lawful(Speculation(DRAFTERS["recurrent"](), PLANNERS["threshold"], params))
+
+
+def test_options_change_the_law_they_are_tested_with() -> None:
+    plain = target_law(SamplingParams())
+    for name, params in OPTIONS.items():
+        assert largest_error(target_law(params), plain) > 1e-2, name
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_law_does_not_know_the_layout(rule: Rule) -> None:
+    params = SamplingParams(accept=rule)
+    speculations = [
+        Speculation(DRAFTERS["recurrent"](), Threshold(0.5), params, layout)
+        for layout in ("compact", "static")
+    ]
+    compact, static = (speculation.law() for speculation in speculations)
+    assert compact == static
+
+
+def test_greedy_has_one_outcome() -> None:
+    params = SamplingParams(temperature=0)
+    law = Speculation(DRAFTERS["recurrent"](), VerifyAll(), params).law()
+    output: Prefix = ()
+    for _ in range(HORIZON):
+        output = (*output, int(TARGET_TABLE((*PROMPT, *output)).argmax()))
+    assert law == {output: 1.0}
+
+
+# The test can fail.
+
+
+def peeking(drafts: Sequence[int], _sure: Sequence[float]) -> int:
+    """Not causal: a draft is verified if it is token 0."""
+    return next((k for k, token in enumerate(drafts) if token != 0), len(drafts))
+
+
+def test_a_planner_that_looks_at_the_token_it_admits_breaks_the_law() -> None:
+    speculation = Speculation(
+        DRAFTERS["recurrent"](), ScriptedPlanner(peeking), SamplingParams(accept="rejection")
+    )
+    assert largest_error(speculation.law(), target_law(speculation.params)) > 1e-2
+
+
+def test_coupled_acceptance_is_lawful_whatever_the_planner_looked_at() -> None:
+    speculation = Speculation(
+        DRAFTERS["recurrent"](), ScriptedPlanner(peeking), SamplingParams(accept="coupled")
+    )
+    assert_lawful(speculation)
+
+
+class TellsWrongQ(ScriptedDrafter):
+    """Hands over other logits than it drew from."""
+
+    def propose(self, context):  # type: ignore[no-untyped-def]
+        proposal = super().propose(context)
+        assert proposal.logits is not None
+        return replace(proposal, logits=proposal.logits / 1.1)
+
+
+def test_a_drafter_that_misstates_q_breaks_the_law() -> None:
+    speculation = Speculation(
+        TellsWrongQ(2, WHOLE), VerifyAll(), SamplingParams(accept="rejection")
+    )
+    assert largest_error(speculation.law(), target_law(speculation.params)) > 1e-3

@@ -1,0 +1,157 @@
+"""Real implementations of the target, drafter and planner protocols, each an explicit function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from emberline.batch import (
+    Admission,
+    CommittedTokens,
+    DraftContext,
+    DraftProposal,
+    DrawKeys,
+    ForwardBatch,
+    KVSpec,
+    Purpose,
+    TargetOutput,
+)
+from emberline.layout import Scored
+from emberline.sampling.keys import draw
+
+Prefix = tuple[int, ...]
+
+
+def random_table(vocab: int, seed: int, scale: float = 1.0) -> Callable[[Prefix], Tensor]:
+    """Logits as a function of the whole prefix: [V] float64, fixed by the seed."""
+    rows: dict[Prefix, Tensor] = {}
+
+    def table(prefix: Prefix) -> Tensor:
+        if prefix not in rows:
+            number = seed
+            for token in prefix:
+                number = (number * 1_000_003 + token + 1) % (2**31 - 1)
+            generator = torch.Generator().manual_seed(number)
+            rows[prefix] = scale * torch.randn(vocab, generator=generator, dtype=torch.float64)
+        return rows[prefix]
+
+    return table
+
+
+class TableTarget:
+    """Logits = table(prefix). Its KV is the token ids by slot, read back through the pages."""
+
+    min_rows = 1
+    max_model_len = 64
+
+    def __init__(
+        self, table: Callable[[Prefix], Tensor], vocab_size: int, num_slots: int, page_size: int
+    ) -> None:
+        self.table = table
+        self.vocab_size = vocab_size
+        self.page_size = page_size
+        self.kv_spec = KVSpec(1, 1, 1)
+        self.slots = torch.full((num_slots,), -1, dtype=torch.int64)
+
+    def forward(self, batch: ForwardBatch) -> TargetOutput:
+        layout = batch.layout.check()
+        self.slots[batch.slot_mapping] = batch.token_ids
+        by_page = self.slots.view(-1, self.page_size)
+        sequences = by_page[batch.page_table].flatten(1).tolist()
+        reqs = layout.score(layout.req_of_token).tolist()  # type: ignore[arg-type]
+        positions = layout.score(batch.positions).tolist()
+        rows = [
+            self.table(tuple(sequences[req][: position + 1]))
+            for req, position in zip(reqs, positions, strict=True)
+        ]
+        return TargetOutput(Scored(torch.stack(rows)), None)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        raise NotImplementedError("a table has no embeddings")
+
+    def head(self, hidden: Tensor) -> Tensor:
+        raise NotImplementedError("a table has no head")
+
+
+class ScriptedDrafter:
+    """Drafts from any function of the tokens so far, its own drafts included.
+
+    Args:
+        num_drafts: K.
+        table: q's logits after a prefix; None: point masses on `guess`.
+        guess: the draft after a prefix, where there is no table.
+        confidence: of the draft after a prefix; None: the drafter has none.
+        goes_on: whether there is a draft after a prefix; the first refusal ends the block.
+    """
+
+    taps = ()
+    kv_spec = None
+
+    def __init__(
+        self,
+        num_drafts: int,
+        table: Callable[[Prefix], Tensor] | None,
+        guess: Callable[[Prefix], int] = lambda prefix: sum(prefix) % 3,
+        confidence: Callable[[Prefix], float] | None = None,
+        goes_on: Callable[[Prefix], bool] = lambda prefix: True,
+    ) -> None:
+        self.max_draft_tokens = num_drafts
+        self.table = table
+        self.guess = guess
+        self.confidence = confidence
+        self.goes_on = goes_on
+
+    def propose(self, context: DraftContext) -> DraftProposal:
+        rows = context.history[context.req_index].tolist()
+        ends = context.positions.tolist()
+        prefixes = [tuple(row[: end + 1]) for row, end in zip(rows, ends, strict=True)]
+        ids, logits, confidence, goes_on = [], [], [], []
+        for index in range(self.max_draft_tokens):
+            goes_on.append([self.goes_on(prefix) for prefix in prefixes])
+            if self.confidence is not None:
+                confidence.append([self.confidence(prefix) for prefix in prefixes])
+            if self.table is None:
+                drawn = torch.tensor([self.guess(prefix) for prefix in prefixes])
+            else:
+                drawn, used = draw(
+                    torch.stack([self.table(prefix) for prefix in prefixes]),
+                    context.temperatures,
+                    self._keys(context, index),
+                    context.draws,
+                )
+                logits.append(used)
+            ids.append(drawn)
+            prefixes = [
+                (*prefix, token) for prefix, token in zip(prefixes, drawn.tolist(), strict=True)
+            ]
+        return DraftProposal(
+            token_ids=torch.stack(ids, 1),
+            num_drafted=torch.tensor(goes_on).long().cumprod(0).sum(0),
+            logits=torch.stack(logits, 1) if logits and context.need_logits else None,
+            confidence=torch.tensor(confidence).T if confidence else None,
+        )
+
+    @staticmethod
+    def _keys(context: DraftContext, index: int) -> DrawKeys:
+        purposes = torch.where(context.coupled, int(Purpose.TARGET), int(Purpose.DRAFT))
+        return DrawKeys(context.seeds, context.positions + 1 + index, purposes)
+
+    def observe(self, committed: CommittedTokens) -> None:
+        pass
+
+
+class ScriptedPlanner:
+    """Verifies as many drafts as a function of (drafts, confidences) says, within the limits."""
+
+    def __init__(self, rule: Callable[[Sequence[int], Sequence[float]], int]) -> None:
+        self.rule = rule
+
+    def admit(self, proposal: DraftProposal, limits: Tensor) -> Admission:
+        ids = proposal.token_ids.tolist()
+        blank: list[list[float]] = [[]] * len(ids)
+        sure = blank if proposal.confidence is None else proposal.confidence.tolist()
+        lens = torch.tensor([self.rule(*row) for row in zip(ids, sure, strict=True)])
+        admitted = torch.minimum(lens, torch.minimum(proposal.num_drafted, limits))
+        return Admission(admitted, int(admitted.sum()))
