@@ -186,6 +186,7 @@ DRAFTERS: dict[str, Callable[[], ScriptedDrafter]] = {
         2, WHOLE, confidence=confidence, goes_on=lambda prefix: sum(prefix) % 3 != 1
     ),
     "masked": lambda: ScriptedDrafter(2, never_one, confidence=confidence),
+    "three drafts": lambda: ScriptedDrafter(3, WHOLE, confidence=confidence),
     "one draft": lambda: ScriptedDrafter(1, WHOLE, confidence=confidence),
 }
 
