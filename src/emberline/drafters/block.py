@@ -19,7 +19,7 @@ from emberline.cache.kv_pool import KVPool
 from emberline.models.rotary import RopeTable
 from emberline.models.weights import Weights
 from emberline.ops.norm import rms_norm
-from emberline.ops.rotary import apply_rotary
+from emberline.ops.rotary import rotate
 
 KEY_MULTIPLE = 128  # attention sums in the same order whatever the longest neighbour is
 EmbedFn = Callable[[Tensor], Tensor]  # [...] int64 -> [..., D]
@@ -146,9 +146,7 @@ class BlockBackbone:
         flat = F.linear(entries, context.kv, context.kv_bias)[:count]
         kv = flat.view(count, config.num_layers, 2, config.num_kv_heads, config.head_dim)
         keys = rms_norm(kv[:, :, 0], context.k_norm, config.rms_norm_eps)
-        keys = apply_rotary(
-            keys.flatten(1, 2), *self._rope.cos_sin(committed.positions, self.dtype)
-        )
+        keys = rotate(keys.flatten(1, 2), *self._rope.cos_sin(committed.positions, self.dtype))
         keys = keys.view(count, config.num_layers, config.num_kv_heads, config.head_dim)
         for layer in range(config.num_layers):
             self._pool.write(layer, committed.slot_mapping, keys[:, layer], kv[:, layer, 1])
@@ -219,7 +217,7 @@ class BlockBackbone:
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, head_dim)
         qk = rms_norm(qkv[:, : heads + kv_heads], layer.qk_norm, config.rms_norm_eps)
-        qk = apply_rotary(qk, cos, sin).view(-1, width, heads + kv_heads, head_dim)
+        qk = rotate(qk, cos, sin).view(-1, width, heads + kv_heads, head_dim)
         keys[:, :width] = qk[:, :, heads:]
         values[:, :width] = qkv[:, heads + kv_heads :].view(-1, width, kv_heads, head_dim)
         # The mask does not depend on the query, so the heads that share a key head become rows.
