@@ -1,0 +1,96 @@
+"""Every fast operation against its plain reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from emberline.ops.attention import attend, plan_attention, window_of
+from emberline.ops.linear import Linear
+from emberline.ops.norm import rms_norm
+from emberline.ops.rotary import apply_rotary, rotate, sign_sin
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotate_is_apply_rotary_bit_for_bit(dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 16).to(dtype)
+    cos, sin = torch.randn(2, 5, 16).to(dtype)
+    before = sin.clone()
+    assert torch.equal(rotate(x, cos, sign_sin(sin)), apply_rotary(x, cos, sin))
+    assert torch.equal(sin, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed_linear(dtype, bias) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(11, 24).to(dtype), torch.randn(40, 24).to(dtype)
+    offset = torch.randn(40).to(dtype) if bias else None
+    got, want = Linear.pack(weight, offset)(x), Linear(weight, offset)(x)
+    torch.testing.assert_close(got, want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_packed_linear_keeps_nan_in_its_row() -> None:
+    torch.manual_seed(0)
+    linear = Linear.pack(torch.randn(16, 24))
+    x = torch.randn(8, 24)
+    want = linear(x)
+    x[3] = float("nan")
+    got = linear(x)
+    assert got[3].isnan().all()
+    keep = [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(got[keep], want[keep])
+
+
+def test_rms_norm_against_torch() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(7, 12), torch.rand(12)
+    want = torch.nn.functional.rms_norm(x, (12,), weight, 1e-5)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("end", "window"),
+    [(1, 128), (128, 128), (129, 384), (256, 384), (385, 512), (513, 640), (641, 896)],
+)
+def test_windows_cover_and_never_end_in_a_block_of_256(end, window) -> None:
+    assert window_of(end) == window
+
+
+@pytest.mark.parametrize("sliding_window", [None, 9, 300])
+@pytest.mark.parametrize("share", [1, 3])
+def test_attention_against_a_dense_reference(sliding_window, share) -> None:
+    torch.manual_seed(0)
+    query_lens, seq_lens = [1, 300, 8, 3, 1], [40, 700, 8, 131, 600]
+    page_size, kv_heads, dim = 16, 2, 8
+    table = torch.zeros(5, 44, dtype=torch.int64)
+    pages = (torch.randperm(120) + 1).tolist()
+    for row, n in zip(table, seq_lens, strict=True):
+        used = -(-n // page_size)
+        row[:used] = torch.tensor([pages.pop() for _ in range(used)])
+    keys, values = torch.randn(2, 121 * page_size, kv_heads, dim)
+    q = torch.randn(sum(query_lens), kv_heads * share, dim)
+    plan = plan_attention(
+        query_lens,
+        seq_lens,
+        table,
+        page_size,
+        share=share,
+        sliding_window=sliding_window,
+        dtype=torch.float32,
+    )
+    got = attend(q, keys, values, plan, 0.3).view(q.shape)
+    token = 0
+    for req, (count, end) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        slots = [int(table[req, p // 16]) * 16 + p % 16 for p in range(end)]
+        k = keys[slots].repeat_interleave(share, 1)
+        v = values[slots].repeat_interleave(share, 1)
+        for position in range(end - count, end):
+            low = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+            scores = torch.einsum("hd,khd->hk", q[token], k[low : position + 1]) * 0.3
+            want = torch.einsum("hk,khd->hd", scores.softmax(-1), v[low : position + 1])
+            torch.testing.assert_close(got[token], want, rtol=1e-5, atol=1e-5)
+            token += 1
