@@ -168,11 +168,11 @@ class BlockBackbone:
         token_ids[:, 0] = anchors
         x = self._embed(token_ids).to(self.dtype).flatten(0, 1)
         steps = torch.arange(width, device=positions.device)
-        cos, sin = self._rope.cos_sin((positions[:, None] + steps).flatten(), self.dtype)
+        cos, signed_sin = self._rope.cos_sin((positions[:, None] + steps).flatten(), self.dtype)
         keys, values, mask = self._gather(positions, page_table)
         for index, layer in enumerate(self._layers):
             normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
-            x = x + self._attend(layer, normed, cos, sin, keys[index], values[index], mask)
+            x = x + self._attend(layer, normed, cos, signed_sin, keys[index], values[index], mask)
             normed = rms_norm(x, layer.post_norm, config.rms_norm_eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, layer.down)
@@ -207,7 +207,7 @@ class BlockBackbone:
         layer: BlockLayer,
         x: Tensor,
         cos: Tensor,
-        sin: Tensor,
+        signed_sin: Tensor,
         keys: Tensor,
         values: Tensor,
         mask: Tensor,
@@ -217,7 +217,7 @@ class BlockBackbone:
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, head_dim)
         qk = rms_norm(qkv[:, : heads + kv_heads], layer.qk_norm, config.rms_norm_eps)
-        qk = rotate(qk, cos, sin).view(-1, width, heads + kv_heads, head_dim)
+        qk = rotate(qk, cos, signed_sin).view(-1, width, heads + kv_heads, head_dim)
         keys[:, :width] = qk[:, :, heads:]
         values[:, :width] = qkv[:, heads + kv_heads :].view(-1, width, kv_heads, head_dim)
         # The mask does not depend on the query, so the heads that share a key head become rows.
