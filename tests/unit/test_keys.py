@@ -18,6 +18,7 @@ from emberline.sampling.keys import (
     request_seed,
     uniforms,
 )
+
 from support.statistics import assert_fits
 
 DRAWS = KeyedDraws()
