@@ -19,6 +19,7 @@ from emberline.models.gguf_file import read_gguf
 from emberline.models.gguf_rope import _llama3_factors
 from emberline.models.gguf_tokenizer import save_tokenizer
 from emberline.models.weights import ModelError, load_folder
+
 from support.tiny_gguf import (
     TOKENS,
     finish,

@@ -23,6 +23,7 @@ from emberline.hub import (
     resolve_model,
 )
 from emberline.models.weights import load_folder
+
 from support.tiny_gguf import tiny_model, write_gguf
 
 DIGIT_TRAP = "1st 2nd  33 2/3  x\u00b2 \u00bd 1999-12-31  4\u00d75"
