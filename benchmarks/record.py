@@ -34,10 +34,12 @@ def provenance() -> dict[str, object]:
         cwd=Path(__file__).parent,
         check=False,
     ).stdout.strip()
+    # Folders by their name only: where they lie on this machine says nothing to others.
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
     return {
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "commit": commit,
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

@@ -1,0 +1,57 @@
+"""Documented examples run, tables are fresh, links lead somewhere, options exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from emberline.cli import make_app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["README.md", "docs/models.md"])
+def test_python_examples_run(name, capsys):
+    examples = blocks(ROOT / name, "python")
+    assert examples
+    for example in examples:
+        exec(compile(example, name, "exec"), {})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_readme_tables_are_those_of_the_results():
+    script = ROOT / "benchmarks" / "readme_tables.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documented_options_exist(page):
+    """Every `emberline VERB ... --option` of the docs is an option of that verb."""
+    text = re.sub(r"\\\n\s*", " ", page.read_text())
+    for verb, rest in re.findall(r"emberline (serve|generate|train|export)\b([^\n`]*)", text):
+        for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", rest):
+            assert option in options_of(verb), (verb, option)
+
+
+def options_of(verb: str) -> set[str]:
+    command = typer.main.get_command(make_app(verb)).commands[verb]  # type: ignore[attr-defined]
+    return {"--help", *(name for parameter in command.params for name in parameter.opts)}
