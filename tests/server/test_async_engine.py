@@ -45,12 +45,15 @@ def running(
     )
     if break_at is not None:
         _break(engine, break_at)
+    before = set(threading.enumerate())  # servers of other tests may be up
     made = AsyncEngine(engine, TEXT, stall_timeout=stall)
+    new = set(threading.enumerate()) - before
+    [own] = [thread for thread in new if thread.name == "emberline-engine"]
     try:
         yield made
     finally:
         made.shutdown()
-        assert "emberline-engine" not in {thread.name for thread in threading.enumerate()}
+        assert not own.is_alive()
 
 
 def _break(engine: Engine, at: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Literal
 
 import typer
@@ -79,10 +78,8 @@ def serve(
     from emberline.server.app import create_app
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
-    # In a thread that ends: the kernels' thread team of the loading thread would outlive the load,
-    # and two teams on the same cores make OpenMP sleep at every barrier instead of spinning.
-    with one_line_errors(), ThreadPoolExecutor(1) as loader:
-        loaded = loader.submit(load_engine, model, draft, config, progress=True).result()
+    with one_line_errors():
+        loaded = load_engine(model, draft, config, progress=True)
     served = name or loaded.name
     engine = AsyncEngine(loaded.engine, loaded.token_text)
     app = create_app(engine, loaded.tokenizer, served)
