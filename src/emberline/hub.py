@@ -83,7 +83,7 @@ def resolve_model(name: str | None, *, progress: bool = True) -> ModelFolder:
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return ModelFolder(_from_gguf(path.resolve(), progress), path.stem, "gguf")
-    folder, is_hub = _folder_or_hub(name, "--model", progress)
+    folder, is_hub = _folder_or_hub(name, "the model", progress)
     if is_hub:
         return ModelFolder(folder, name, "hub")
     return ModelFolder(folder, folder.resolve().name, "folder")
@@ -107,7 +107,7 @@ def resolve_draft(name: str | None, model: ModelFolder, *, progress: bool = True
         return shipped if usable else None
     if name.lower() == "none":
         return None
-    return _folder_or_hub(name, "--draft", progress)[0]
+    return _folder_or_hub(name, "the draft", progress)[0]
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -169,7 +169,7 @@ def _tokenizer_eos(folder: Path) -> set[int]:
 # Folders and Hugging Face ids
 
 
-def _folder_or_hub(name: str, option: str, progress: bool) -> tuple[Path, bool]:
+def _folder_or_hub(name: str, what: str, progress: bool) -> tuple[Path, bool]:
     """The folder ``name`` means, and whether it came from the hub."""
     path = Path(name).expanduser()
     if path.is_dir():
@@ -177,11 +177,11 @@ def _folder_or_hub(name: str, option: str, progress: bool) -> tuple[Path, bool]:
             raise ModelError(f"{path}: expected config.json in this folder, found none")
         return path, False
     if path.exists():
-        raise ModelError(f"{path}: expected a model folder for {option}, found a file")
+        raise ModelError(f"{path}: expected a folder for {what}, found a file")
     if not HUB_ID.fullmatch(name) or name.startswith(".") or path.suffix == ".gguf":
         raise ModelError(
             f"{name}: no such file or folder, and not a Hugging Face id (owner/name); "
-            f"check the path given to {option}"
+            f"check the path given for {what}"
         )
     return _from_hub(name, progress), True
 
