@@ -136,7 +136,7 @@ def test_drafts(tmp_path, monkeypatch):
     assert resolve_draft(None, other) is None
     assert resolve_draft("none", embedded) is None
     assert resolve_draft(str(draft), other) == draft
-    with pytest.raises(ModelError, match="--draft"):
+    with pytest.raises(ModelError, match="given for the draft"):
         resolve_draft("/no/such/draft", other)
     monkeypatch.setattr(hub.resources, "files", lambda _package: tmp_path)
     assert resolve_draft(None, embedded) is None
