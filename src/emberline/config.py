@@ -22,7 +22,7 @@ class CacheConfig:
     """Paged KV. One page id names `page_size` tokens in every layer of target and draft."""
 
     page_size: int = 16
-    num_tokens: int = 65_536  # capacity of the pool; memory is touched only as it fills
+    num_tokens: int = 32_768  # capacity of the pool; memory is touched only as it fills
 
     def __post_init__(self) -> None:
         _positive(self, "page_size", "num_tokens")

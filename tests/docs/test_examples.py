@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -28,6 +29,27 @@ def test_python_examples_run(name, capsys):
     for example in examples:
         exec(compile(example, name, "exec"), {})
     assert capsys.readouterr().out
+
+
+@pytest.mark.model
+def test_the_readme_shows_a_real_answer():
+    """In bfloat16, as the server runs where the hardware multiplies in it: content and counts."""
+    from emberline import LLM, EngineConfig, SamplingParams
+
+    shown = json.loads(blocks(ROOT / "README.md", "json")[0])
+    choice, stats = shown["choices"][0], shown["emberline"]["speculation"]
+    llm = LLM(config=EngineConfig(dtype="bfloat16"), progress=False)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = llm.chat(question, SamplingParams(temperature=0, logprobs=2))
+    assert answer.text == choice["message"]["content"]
+    assert len(answer.token_ids) == shown["usage"]["completion_tokens"]
+    assert answer.num_prompt_tokens == shown["usage"]["prompt_tokens"]
+    record = choice["logprobs"]["content"][0]
+    assert answer.logprobs[0].logprob == pytest.approx(record["logprob"], abs=0.1)
+    assert (answer.stats.num_steps, answer.stats.num_accepted) == (
+        stats["steps"],
+        stats["accepted"],
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
