@@ -47,7 +47,7 @@ def test_help_names_the_verbs_and_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve", "/no/such/model"], "/no/such/model: no such file or folder"),
+        (["serve", "/no/such/model", "--port", "0"], "/no/such/model: no such file or folder"),
         (["serve", "--threshold", "0.4"], "--threshold needs --planner threshold"),
         (["serve", "--max-num-reqs", "0"], "max_num_reqs must be at least 1"),
         (["serve", "--draft", "/x", "--drafter", "ngram"], "give one"),
