@@ -16,16 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from emberline.batch import (
-    CommittedTokens,
-    DraftContext,
-    DraftProposal,
-    DrawKeys,
-    KVSpec,
-    Purpose,
-)
+from emberline.batch import DraftContext, DraftProposal, DrawKeys
 from emberline.drafters.block import BlockBackbone, HeadFn
-from emberline.models.weights import ModelError, Weights
+from emberline.drafters.block_drafter import BlockDrafter, draft_purposes
+from emberline.models.weights import Weights
 from emberline.sampling.keys import draw
 
 
@@ -141,17 +135,13 @@ class ConfidenceHead:
         return torch.sigmoid(logits.float()).squeeze(-1)
 
 
-class DSparkDrafter:
+class DSparkDrafter(BlockDrafter):
     """Drafts a block left to right: base logits of all slots at once, then a bias a draw.
 
     Args:
-        backbone: gives the slots' hidden states and keeps the draft's KV.
-        head: [N, D] -> [N, V] float32 logits.
+        backbone, head, num_draft_tokens: see `BlockDrafter`.
         markov: the sequential head.
         confidence: None if the checkpoint has no confidence head.
-        num_draft_tokens: only the first so many drafts of a block are drawn; None = all. The
-            backbone still runs the whole block: the slots see each other, and training saw them
-            all.
     """
 
     def __init__(
@@ -162,41 +152,17 @@ class DSparkDrafter:
         confidence: ConfidenceHead | None,
         num_draft_tokens: int | None = None,
     ) -> None:
-        self._backbone = backbone
-        self._head = head
+        super().__init__(backbone, head, num_draft_tokens)
         self._markov = markov
         self._confidence = confidence
-        self._num_drafts = limit_drafts(backbone.config.max_draft_tokens, num_draft_tokens)
-
-    @property
-    def max_draft_tokens(self) -> int:
-        """K, the drafts of a block."""
-        return self._num_drafts
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Target layers whose output is the context."""
-        return self._backbone.config.taps
-
-    @property
-    def kv_spec(self) -> KVSpec | None:
-        """The backbone's KV."""
-        return self._backbone.config.kv_spec
-
-    def observe(self, committed: CommittedTokens) -> None:
-        """Write the context of committed tokens into the draft's KV."""
-        self._backbone.observe(committed)
 
     def propose(self, context: DraftContext) -> DraftProposal:
         """Draft K tokens a request, each from softmax((base + bias) / temperature)."""
-        num_reqs, num_drafts = context.anchors.shape[0], self._num_drafts
-        hidden = self._backbone.forward(context.anchors, context.positions, context.page_table)
-        hidden = hidden[:, :num_drafts]
-        base = self._head(hidden.flatten(0, 1)).view(num_reqs, num_drafts, -1)
+        hidden, base = self.run_block(context)
         purposes = draft_purposes(context)
         previous_ids, state = context.anchors, None
         token_ids, drawn, embedded = [], [], []
-        for slot in range(num_drafts):
+        for slot in range(self.max_draft_tokens):
             previous = self._markov.embed(previous_ids)
             bias, state = self._markov.step(hidden[:, slot], previous, state)
             keys = DrawKeys(context.seeds, context.positions + (slot + 1), purposes)
@@ -211,31 +177,10 @@ class DSparkDrafter:
             confidence = self._confidence(hidden, torch.stack(embedded, dim=1))
         return DraftProposal(
             token_ids=torch.stack(token_ids, dim=1),
-            num_drafted=torch.full_like(context.anchors, num_drafts),
+            num_drafted=torch.full_like(context.anchors, self.max_draft_tokens),
             logits=torch.stack(drawn, dim=1) if drawn else None,
             confidence=confidence,
         )
-
-
-def limit_drafts(most: int, wanted: int | None) -> int:
-    """How many drafts to draw of the `most` a block yields.
-
-    Raises:
-        ModelError: more are wanted than the block has.
-    """
-    if wanted is None:
-        return most
-    if not 1 <= wanted <= most:
-        raise ModelError(
-            f"num_draft_tokens must be in [1, {most}], the drafts of this draft model's block, "
-            f"got {wanted}"
-        )
-    return wanted
-
-
-def draft_purposes(context: DraftContext) -> Tensor:
-    """[B] int64: the noise each request's drafts are drawn with."""
-    return torch.where(context.coupled, int(Purpose.TARGET), int(Purpose.DRAFT))
 
 
 def load_markov_head(
