@@ -126,16 +126,25 @@ def _target_choices(
     seeds: Tensor,
     draws: Draws,
 ) -> Tensor:
-    """[B, W] the target's own token at every entry of greedy and coupled requests, else 0."""
+    """[B, W] the target's own token at the entries of greedy and coupled requests, else 0.
+
+    A coupled request is drawn for up to the first draft that misses; entries after it hold 0, and
+    no length reads them: the run of standing drafts has ended before.
+    """
     choices = torch.zeros_like(windows.rows)
     best = windows.valid & greedy[:, None]
     if bool(best.any()):
         choices[best] = first_argmax(_take(processed, windows.rows[best]))
-    drawn = windows.valid & (coupled & ~greedy)[:, None]
-    if bool(drawn.any()):
-        req, entry = drawn.nonzero(as_tuple=True)
-        keys = _keys(windows, seeds, req, entry, Purpose.TARGET)
-        choices[drawn] = draws.categorical(_take(processed, windows.rows[drawn]), keys)
+    # Entry by entry: noise over the vocabulary is the dear part, and nobody asks for the target's
+    # draw after the first draft that missed it.
+    alive = coupled & ~greedy
+    for entry in range(windows.rows.shape[1]):
+        req = (alive & windows.valid[:, entry]).nonzero().squeeze(-1)
+        if not len(req):
+            break
+        keys = _keys(windows, seeds, req, torch.full_like(req, entry), Purpose.TARGET)
+        choices[req, entry] = draws.categorical(processed[windows.rows[req, entry]], keys)
+        alive = alive & (choices[:, entry] == windows.draft_ids[:, entry])
     return choices
 
 
