@@ -127,7 +127,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         loader = PreTrainedTokenizerFast if generic else AutoTokenizer
         tokenizer = loader.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises many kinds, down to plain KeyErrors
-        raise ModelError(f"{folder}: no usable tokenizer ({_first_line(error)})") from error
+        raise ModelError(
+            f"{folder}: no usable tokenizer: expected tokenizer.json in this folder "
+            f"({_first_line(error)})"
+        ) from error
     if not tokenizer.is_fast:
         raise ModelError(f"{folder}: expected a fast tokenizer (tokenizer.json), found none")
     return tokenizer

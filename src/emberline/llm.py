@@ -115,6 +115,8 @@ class LLM:
         Raises:
             InvalidRequest: a prompt or its options can never run; nothing was started then.
         """
+        if isinstance(prompts, str):
+            raise InvalidRequest("prompts must be a list of prompts: wrap one in [...]", "prompts")
         options = self._options(prompts, params)
         requests = [
             [
@@ -160,7 +162,13 @@ class LLM:
         return tuple(prompt)
 
     def chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Token ids of a conversation, ready for the assistant's turn."""
+        """Token ids of a conversation, ready for the assistant's turn.
+
+        Raises:
+            InvalidRequest: there is no message.
+        """
+        if not messages:
+            raise InvalidRequest("messages is empty: give at least one", "messages")
         ids = self.tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
         )

@@ -29,7 +29,7 @@ class QueueFull(RuntimeError):
     """The waiting queue is at its limit; try again after `retry_after` seconds."""
 
     def __init__(self, limit: int, retry_after: int = 1) -> None:
-        super().__init__(f"{limit} requests are already waiting; try again in {retry_after} s")
+        super().__init__(f"the queue of {limit} requests is full; try again in {retry_after} s")
         self.retry_after = retry_after
 
 
@@ -75,7 +75,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    stop: Sequence[str] = ()
+    stop: str | Sequence[str] = ()  # one or several
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     min_tokens: int = 0  # until then EOS and stop ids are masked and stop strings ignored
@@ -106,7 +106,9 @@ class SamplingParams:
         for token_id, bias in self.logit_bias.items():
             _is_int("logit_bias", token_id, 0)
             _in_range("logit_bias", bias, -100.0, 100.0)
-        if isinstance(self.stop, str) or any(not isinstance(s, str) or not s for s in self.stop):
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequest("stop must be a list of non-empty strings", "stop")
         for token_id in self.stop_token_ids:
             _is_int("stop_token_ids", token_id, 0)
@@ -252,6 +254,7 @@ class EngineSnapshot:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_verify_steps: int = 0  # summed over requests
+    num_emitted_tokens: int = 0  # by those steps
     num_draft_tokens: int = 0  # verified drafts
     num_accepted_tokens: int = 0
     accepted_per_pos: tuple[int, ...] = ()

@@ -58,6 +58,12 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_pages_name_exist(page):
+    for name in re.findall(r"`((?:tests|docs|benchmarks|src)/[\w./-]+)`", page.read_text()):
+        assert (ROOT / name).exists(), name
+
+
 def test_readme_tables_are_those_of_the_results():
     script = ROOT / "benchmarks" / "readme_tables.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)

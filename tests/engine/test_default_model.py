@@ -84,7 +84,7 @@ def test_draft_layout_trimming_chunks_and_batch_change_no_bit(
             assert answer.logprobs == expected.logprobs
             assert answer.prompt_logprobs == expected.prompt_logprobs
         else:
-            tolerance = llm.engine.info["logprob_tolerance"]
+            tolerance = 1e-4 if dtype == "float32" else 0.1  # the dtype's own noise
             for a, b in zip(answer.logprobs, expected.logprobs, strict=True):
                 assert a.logprob == pytest.approx(b.logprob, abs=tolerance)
 

@@ -335,7 +335,7 @@ def test_the_queue_is_bounded():
     engine = make_engine(PrefixTarget(), max_queue=3, max_num_reqs=1)
     for i in range(3):
         engine.add(Request(f"r{i}", tuple(PROMPT), greedy(2)))
-    with pytest.raises(QueueFull, match="3 requests are already waiting"):
+    with pytest.raises(QueueFull, match="queue of 3 requests is full"):
         engine.add(Request("r3", tuple(PROMPT), greedy(2)))
     while engine.has_work:
         engine.step()

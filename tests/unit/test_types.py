@@ -31,7 +31,7 @@ NAN, INF = float("nan"), float("inf")
         *(("presence_penalty", value) for value in (-2.1, 2.1, INF)),
         *(("repetition_penalty", value) for value in (0.0, -1.0, NAN)),
         *(("logit_bias", value) for value in ({-1: 0.0}, {0: 101.0}, {0: NAN}, {"a": 1.0})),
-        *(("stop", value) for value in ("end", ("",), ("a", ""), (3,))),
+        *(("stop", value) for value in ("", ("",), ("a", ""), (3,))),
         *(("stop_token_ids", value) for value in ((-1,), (1.5,))),
         ("min_tokens", -1),
         *(("max_tokens", value) for value in (0, -1, 1.0)),
@@ -79,6 +79,7 @@ def test_params_cannot_change_under_the_engine() -> None:
     bias[4], stops[0] = 2.0, "b"
     assert dict(params.logit_bias) == {3: 1.0}
     assert params.stop == ("a",)
+    assert SamplingParams(stop="end").stop == ("end",)
     with pytest.raises(TypeError):
         params.logit_bias[5] = 1.0  # type: ignore[index]
     with pytest.raises(dataclasses.FrozenInstanceError):

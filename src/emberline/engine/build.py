@@ -117,17 +117,17 @@ def resolve_dtype(name: DtypeName, device: str) -> torch.dtype:
 
 
 def exactness(target: Decoder, pool: PagePool) -> dict[str, object]:
-    """What the start-up self-check found: bitwise equal logits, or the largest difference.
+    """What the start-up self-check found: logits equal bit for bit, or how far apart.
 
-    Log-probabilities differ by at most twice the largest difference of any logit.
+    None: there is too little room in the pages or the context for the check.
     """
     wanted = 1 + pool.pages_for(max(ENDS))
     if min(pool.capacity, target.max_model_len) < COMPARED + pool.page_size:
-        return {"bitwise": None, "logprob_tolerance": None}
+        return {"bitwise": None, "max_logit_diff": None}
     pages = pool.allocate(min(wanted, pool.num_free))
     check = check_row_invariance(target, pages)
     pool.release(pages)
-    return {"bitwise": check.bitwise, "logprob_tolerance": 2 * check.max_logit_diff}
+    return {"bitwise": check.bitwise, "max_logit_diff": check.max_logit_diff}
 
 
 def make_planner(config: EngineConfig) -> Planner:

@@ -10,6 +10,7 @@ import torch
 
 from emberline.cache.page_pool import PagePool
 from emberline.config import EngineConfig
+from emberline.engine.pace import Pace
 from emberline.engine.request_state import Ending, RequestState, TextStream, append_run
 from emberline.engine.scheduler import ScheduledRequest, Scheduler
 from emberline.engine.scoring import score_emitted, score_prompts
@@ -50,6 +51,7 @@ class Engine:
         self._scheduler = Scheduler(config.scheduler, pool, self.max_draft_tokens)
         self._states: dict[str, RequestState] = {}
         self._totals = EngineSnapshot()
+        self._pace = Pace()
 
     @property
     def has_work(self) -> bool:
@@ -76,7 +78,7 @@ class Engine:
             token_ids=list(request.prompt_token_ids),
             prompt_scores=None if params.prompt_logprobs is None else [],
         )
-        self._scheduler.add(state)
+        self._scheduler.add(state, self._pace.seconds_to_next())
         self._states[request.request_id] = state
 
     def abort(self, request_id: str) -> None:
@@ -198,6 +200,7 @@ class Engine:
     ) -> RequestOutput:
         """Forget a request and free what it holds; its last output."""
         self._scheduler.remove(state)
+        self._pace.finished()
         del self._states[state.request.request_id]
         if records is None and state.params.logprobs is not None:
             records = ()
@@ -233,7 +236,12 @@ class Engine:
         """Exact counts from this step's real widths; drafts behind a stop were not accepted."""
         accepted = min(accepted, kept)
         state.stats = state.stats.add_step(drafted, admitted, accepted, kept)
-        self._count(num_verify_steps=1, num_draft_tokens=admitted, num_accepted_tokens=accepted)
+        self._count(
+            num_verify_steps=1,
+            num_emitted_tokens=kept,
+            num_draft_tokens=admitted,
+            num_accepted_tokens=accepted,
+        )
         per_pos = add_per_pos(self._totals.accepted_per_pos, accepted, self.max_draft_tokens)
         self._totals = replace(self._totals, accepted_per_pos=per_pos)
 

@@ -41,10 +41,10 @@ class Scheduler:
         self.num_preemptions = 0
         self._free_slots = list(range(config.max_num_reqs - 1, -1, -1))
 
-    def add(self, state: RequestState) -> None:
-        """Queue a request; `QueueFull` when the limit is reached."""
+    def add(self, state: RequestState, retry_after: int) -> None:
+        """Queue a request; `QueueFull` with the given advice when the limit is reached."""
         if len(self.waiting) >= self.config.max_queue:
-            raise QueueFull(self.config.max_queue)
+            raise QueueFull(self.config.max_queue, retry_after)
         self.waiting.append(state)
 
     def remove(self, state: RequestState) -> None:

@@ -244,6 +244,11 @@ def _model_len(config: DecoderConfig, wanted: int | None) -> int:
             f"max_model_len {wanted} is past {config.rope.max_len}, where this model's rotary "
             "frequencies change with the sequence's length: keys in the pages would be wrong"
         )
+    if wanted > config.context_len:
+        raise ModelError(
+            f"max_model_len {wanted} is past the model's context of {config.context_len} tokens: "
+            "use at most that"
+        )
     return wanted
 
 
