@@ -11,7 +11,7 @@ import typer
 from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
 from emberline.config import DtypeName, LayoutKind, PlannerName
 
-GRACE_SECONDS = 30  # what runs may finish after SIGTERM
+GRACE_SECONDS = 30  # how long requests may go on after SIGTERM
 
 
 def serve(
@@ -76,6 +76,7 @@ def serve(
     from emberline.engine.async_engine import AsyncEngine
     from emberline.llm import load_engine
     from emberline.server.app import create_app
+    from emberline.server.shutdown import GracefulServer
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
     with one_line_errors():
@@ -86,10 +87,8 @@ def serve(
     port = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     typer.echo(banner(served, engine.info, f"http://{shown}:{port}"), err=True)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level=log_level, ws="none", timeout_graceful_shutdown=GRACE_SECONDS)
-    )
-    server.run(sockets=[listener])
+    settings = uvicorn.Config(app, log_level=log_level, ws="none")
+    GracefulServer(settings, engine, grace_seconds=GRACE_SECONDS).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
