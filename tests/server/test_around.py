@@ -38,6 +38,7 @@ def test_metrics_count_exactly(server: Server) -> None:
     for position, count in enumerate(stats["accepted_per_position"]):
         name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
         assert added(f"{name}[('position', '{position}')]") == count
+    assert added("emberline:verify_emitted_tokens_total") == stats["emitted"]
     assert added("vllm:prompt_tokens_total") == usage["prompt_tokens"]
     assert added("vllm:generation_tokens_total") == usage["completion_tokens"]
     assert added("vllm:request_success_total[('finished_reason', 'stop')]") == 1
@@ -49,6 +50,19 @@ def test_metrics_count_exactly(server: Server) -> None:
     assert after["vllm:kv_cache_usage_perc"] == 0
 
 
+def test_tokens_a_step_are_exact_where_a_stop_ends_a_block(server: Server) -> None:
+    server.rest()
+    before = counters(server)
+    server.complete("free", max_tokens=2, ignore_eos=True)  # the second token ends a whole block
+    server.rest()
+    after = counters(server)
+    emitted, steps = (
+        after[name] - before[name]
+        for name in ("emberline:verify_emitted_tokens_total", "vllm:spec_decode_num_drafts_total")
+    )
+    assert (emitted, steps) == (1, 1)
+
+
 def test_models_health_version_and_info(server: Server, client: openai.OpenAI) -> None:
     [model] = client.models.list().data
     assert (model.id, model.object) == (NAME, "model")
@@ -56,6 +70,8 @@ def test_models_health_version_and_info(server: Server, client: openai.OpenAI) -
     assert client.models.retrieve(NAME).id == NAME
     health = server.get("/health")
     assert (health.status_code, health.content) == (200, b"")
+    head = server.http.head("/health")
+    assert (head.status_code, head.content) == (200, b"")
     assert strict(server.get("/version").content)["version"]
     info = strict(server.get("/server_info").content)
     assert (info["model"], info["max_model_len"], info["vocab_size"]) == (NAME, 256, 270)
@@ -83,7 +99,9 @@ def test_tokenize_in_both_dialects(server: Server) -> None:
     messages = [{"role": "user", "content": "ab"}]
     tokens = server.post("/tokenize", {"messages": messages}).json()["tokens"]
     assert server.text.text_of(tokens) == "<user>ab<assistant>"
-    assert server.post("/tokenize", {}).status_code == 400
+    refusal = server.post("/tokenize", {})
+    assert refusal.status_code == 400
+    assert refusal.json()["error"]["code"] == "invalid_value"
     assert server.post("/tokenize", {"prompt": "a", "content": "b"}).status_code == 400
     long = server.post("/tokenize", {"prompt": "a " * 5000}).json()  # off the event loop
     assert long["count"] == 10_000

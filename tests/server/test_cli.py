@@ -50,7 +50,14 @@ def test_help_names_the_verbs_and_imports_nothing_heavy() -> None:
         (["serve", "/no/such/model", "--port", "0"], "/no/such/model: no such file or folder"),
         (["serve", "--threshold", "0.4"], "--threshold needs --planner threshold"),
         (["serve", "--max-num-reqs", "0"], "max_num_reqs must be at least 1"),
+        (["serve", "--max-queue", "0"], "max_queue must be at least 1"),
         (["serve", "--draft", "/x", "--drafter", "ngram"], "give one"),
+        (["serve", "--draft", "none", "--num-draft-tokens", "3"], "--num-draft-tokens needs"),
+        (["serve", "--drafter", "none", "--num-draft-tokens", "3"], "--num-draft-tokens needs"),
+        (["generate", "x", "--draft", "none", "--num-draft-tokens", "3"], "needs a drafter"),
+        (["generate", "x", "--no-draft", "--num-draft-tokens", "3"], "contradict each other"),
+        (["generate", "x", "--no-draft", "--draft", "/x"], "--no-draft and --draft contradict"),
+        (["generate", "x", "--no-draft", "--drafter", "ngram"], "--no-draft and --drafter"),
         (["serve", "--host", "no.such.host.invalid"], "cannot listen on"),
         (["generate", "x", "--temperature", "-1"], "temperature must be in"),
         (["generate", "x", "--model", "/no/such/model"], "no such file or folder"),
@@ -132,4 +139,7 @@ def test_the_banner_says_what_is_promised() -> None:
     shown = banner("m", info, "http://x:1")
     assert "none: one token a step" in shown
     assert "bitwise" in shown
-    assert "within the dtype's noise" in banner("m", {**info, "bitwise": False}, "http://x:1")
+    near = banner("m", {**info, "bitwise": False, "max_logit_diff": 1.5e-5}, "http://x:1")
+    assert "within kernel noise (largest logit difference at the check: 1.5e-05)" in near
+    unknown = banner("m", {**info, "bitwise": None, "max_logit_diff": None}, "http://x:1")
+    assert "not checked: the KV cache is too small for the start-up check" in unknown

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from support.serving import NAME, Server, saying_server, strict
+from emberline.engine.detokenizer import TokenText
+from emberline.server.prompt_limit import max_token_bytes
+from emberline.server.prompts import PromptEncoder
+from emberline.server.protocol import Message
+from emberline.types import InvalidRequest
+
+from support.serving import NAME, Server, make_tokenizer, saying_server, strict
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -119,13 +130,13 @@ CHAT_ONLY = [
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
     ({"messages": []}, "messages"),  # D07
     ({"messages": "hi"}, "messages"),
-    ({"messages": [{"role": "user"}]}, "messages.0.content"),
-    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),  # the template refuses
-    ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages.0.extra"),
+    ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra"),
     (
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-        "messages.0.tool_calls",
+        "messages[0].tool_calls",
     ),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
@@ -142,8 +153,100 @@ def test_chat_refusals(server: Server, more: dict[str, Any], param: str | None) 
 
 def test_images_are_refused_by_name(server: Server) -> None:
     part = {"type": "image_url", "image_url": {"url": "data:x"}}
-    error = refused(server, CHAT, {"messages": [{"role": "user", "content": [part]}]})
-    assert error["param"].startswith("messages")
+    text = {"type": "text", "text": "look"}
+    error = refused(server, CHAT, {"messages": [{"role": "user", "content": [text, part]}]})
+    assert error["param"] == "messages[0].content[1].type"
+    assert error["message"].endswith("only text parts are supported, not 'image_url'")
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (5, "messages[0].content"),
+        (None, "messages[0].content"),
+        ([5], "messages[0].content[0]"),
+        ([{"text": "x"}], "messages[0].content[0].type"),
+        ([{"type": "text"}], "messages[0].content[0].text"),
+        ([{"type": "text", "text": "x", "more": 1}], "messages[0].content[0].more"),
+    ],
+)
+def test_contents_are_named_as_they_were_sent(server: Server, content: object, param: str) -> None:
+    error = refused(server, CHAT, {"messages": [{"role": "user", "content": content}]}, param)
+    assert "TextPart" not in error["message"]
+    assert ("may not be null" in error["message"]) == (content is None)
+
+
+def test_a_null_prompt_is_named_so(server: Server) -> None:
+    error = refused(server, COMPLETIONS, {"prompt": None}, "prompt")
+    assert "may not be null" in error["message"]
+    assert "may not be null" not in refused(server, COMPLETIONS, {}, "prompt")["message"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "messages", "conversation", "conversations", "self", "tools", "documents", "chat_template",
+        "add_generation_prompt", "continue_final_message", "tokenize", "kwargs",
+    ],
+)  # fmt: skip
+def test_template_arguments_that_are_taken(server: Server, name: str) -> None:
+    error = refused(
+        server, CHAT, {"messages": MESSAGES, "chat_template_kwargs": {name: None}},
+        "chat_template_kwargs",
+    )  # fmt: skip
+    assert error["message"] == f"chat_template_kwargs may not set {name}"
+
+
+def test_who_made_the_template_fail_is_named(server: Server) -> None:
+    # The template calls this name: what is no function makes the library raise.
+    broken = {"chat_template_kwargs": {"raise_exception": 1}}
+    tool = [{"role": "tool", "content": "x"}]
+    error = refused(server, CHAT, {"messages": tool}, "messages")
+    assert error["message"].endswith("refused these messages: no tools here")
+    error = refused(server, CHAT, {"messages": tool, **broken}, "messages")
+    assert error["message"].endswith("refused these messages")
+
+
+@pytest.mark.parametrize("said", ["", ": too loud"])
+def test_arguments_that_a_template_fails_on_are_not_blamed_on_the_messages(said: str) -> None:
+    tokenizer = copy.copy(make_tokenizer())
+    fails = "raise_exception('too loud')" if said else "loud + 1"
+    tokenizer.chat_template = "{% if loud %}{{ " + fails + " }}{% endif %}{{ messages[0].content }}"
+    encoder = PromptEncoder(tokenizer, TokenText(tokenizer), vocab_size=V, max_model_len=64)
+    messages = [Message(role="user", content="ab")]
+
+    def encode(**arguments: object) -> int:
+        prompt = encoder.chat(messages, add_generation_prompt=True, template_kwargs=arguments)
+        return len(asyncio.run(prompt).token_ids)
+
+    assert encode() == encode(loud="") == 2
+    with pytest.raises(InvalidRequest, match=f"refused these chat_template_kwargs{said}$") as seen:
+        encode(loud="yes")
+    assert seen.value.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    "lossy",
+    [
+        {"normalizer": normalizers.Lowercase()},
+        {"normalizer": normalizers.Replace("  ", " ")},
+        {"normalizer": normalizers.Replace(Regex(" +"), " ")},
+        {"pre_tokenizer": pre_tokenizers.WhitespaceSplit()},
+        {"pre_tokenizer": pre_tokenizers.Split(" ", "removed")},
+    ],
+    ids=["lowercase", "replace", "regex", "spaces", "split"],
+)
+def test_no_bound_where_text_can_vanish(lossy: dict[str, Any]) -> None:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(make_tokenizer().backend_tokenizer.to_str())
+    )
+    backend = tokenizer.backend_tokenizer
+    assert max_token_bytes(tokenizer, TokenText(tokenizer), V) == len("<assistant>")
+    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(" ", "_")])
+    assert max_token_bytes(tokenizer, TokenText(tokenizer), V) == 3 * len("<assistant>")
+    for part, value in lossy.items():
+        setattr(backend, part, value)
+    assert max_token_bytes(tokenizer, TokenText(tokenizer), V) is None
 
 
 COMPLETION_ONLY = [
@@ -203,6 +306,61 @@ def test_bodies_that_are_no_strict_json(server: Server, body: bytes) -> None:
     refused(server, COMPLETIONS, body)
 
 
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        (b'{"prompt": "x", "prompt": "y"}', "prompt"),
+        (b'{"prompt": "x", "logit_bias": {"5": 1, "5": 2}}', "5"),
+        (b'{"prompt": "x", "stream_options": {"a": [{"b": 1, "c": 2, "b": 3}]}}', "b"),
+        (b'{"prompt": "x", "\\u006e": 1, "n": 1}', "n"),
+    ],
+)
+def test_a_key_that_is_given_twice(server: Server, body: bytes, key: str) -> None:
+    assert refused(server, COMPLETIONS, body, key)["code"] == "duplicate_key"
+
+
+def test_one_id_that_is_biased_twice(server: Server) -> None:
+    body = {"prompt": "x", "logit_bias": {"05": 1, "5": 2}}
+    assert "5 twice" in refused(server, COMPLETIONS, body, "logit_bias")["message"]
+    server.complete("x", max_tokens=1, logit_bias={"05": 1})
+
+
+def test_a_text_that_cannot_fit_is_never_tokenised(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    encode = type(server.tokenizer).__call__
+
+    def counting(self: object, text: str, **options: object) -> object:
+        calls.append(len(text))
+        return encode(self, text, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(server.tokenizer), "__call__", counting)
+    fits = len("<assistant>") * 256  # the longest token, as often as the context lets it
+    for prompt, size in (("x" * 5000, 5000), (["x", "x" * 5000], 5000), ("é" * 4500, 9000)):
+        error = refused(server, COMPLETIONS, {"prompt": prompt}, "prompt")
+        assert f"has {size} bytes" in error["message"]
+    messages = [{"role": "user", "content": "x" * 5000}]
+    assert "cannot fit" in refused(server, CHAT, {"messages": messages}, "messages")["message"]
+    assert all(call == 1 for call in calls)
+    assert f"{fits} tokens" in refused(server, COMPLETIONS, {"prompt": "x" * fits})["message"]
+    scored = {"max_tokens": 0, "echo": True}
+    assert server.complete("<assistant>" * 256, **scored)["usage"]["prompt_tokens"] == 256
+
+
+def test_a_body_that_is_announced_too_large_is_not_waited_for(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {2**26 + 1}\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(head.encode())
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"too_large"' in answer
+    server.alive()
+
+
 def test_lengths_at_the_context_limit(server: Server) -> None:
     """D27: the last that fits is answered, one more is refused with the lengths."""
     letter = server.ids("a")
@@ -258,5 +416,8 @@ def test_a_full_queue_says_when_to_come_back() -> None:
             answer = server.post(COMPLETIONS, {**body, **more})
             assert answer.status_code == 429
             assert int(answer.headers["retry-after"]) >= 1
-            assert answer.json()["error"]["type"] == "rate_limit_error"
+            error = answer.json()["error"]
+            assert error["type"] == "rate_limit_error"
+            assert "queue of 2 requests is full" in error["message"]
+            assert f"in {answer.headers['retry-after']} s" in error["message"]
         server.alive()

@@ -69,7 +69,7 @@ def generate(
             logprobs=logprobs,
         )
         config = engine_config(
-            draft="none" if no_draft else draft,
+            draft=draft,
             dtype=dtype,
             max_model_len=None,
             kv_tokens=None,
@@ -78,7 +78,8 @@ def generate(
             planner=planner,
             threshold=threshold,
             num_draft_tokens=num_draft_tokens,
-            drafter="none" if no_draft else drafter,
+            drafter=drafter,
+            no_draft=no_draft,
         )
         from emberline.llm import LLM
 

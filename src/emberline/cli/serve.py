@@ -33,6 +33,9 @@ def serve(
     max_num_reqs: Annotated[
         int | None, typer.Option(help="Requests that run at the same time.")
     ] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(help="Requests that may wait; more are refused with 429.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="Threads of the CPU's kernels; all cores but one if absent.")
     ] = None,
@@ -60,6 +63,7 @@ def serve(
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,
         max_num_reqs=max_num_reqs,
+        max_queue=max_queue,
         threads=threads,
         layout=layout,
         planner=planner,
@@ -124,10 +128,10 @@ def banner(name: str, info: Mapping[str, object], url: str) -> str:
 def _exactness(info: Mapping[str, object]) -> str:
     bitwise = info.get("bitwise")
     if bitwise is None:
-        return "logprobs are the target's own"
+        return "exactness not checked: the KV cache is too small for the start-up check"
+    if bitwise:
+        return "tokens and logprobs are bitwise those of plain decoding"
     return (
-        "tokens and logprobs are bitwise those of plain decoding"
-        if bitwise
-        else "tokens and logprobs are those of plain decoding within the dtype's noise"
-        f" (logprobs: {info.get('logprob_tolerance', 'not measured')})"
+        "logprobs agree with plain decoding within kernel noise "
+        f"(largest logit difference at the check: {info['max_logit_diff']:.2g})"
     )

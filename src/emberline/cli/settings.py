@@ -54,18 +54,31 @@ def engine_config(
     max_model_len: int | None,
     kv_tokens: int | None,
     max_num_reqs: int | None = None,
+    max_queue: int | None = None,
     threads: int | None = None,
     layout: LayoutKind = "compact",
     planner: PlannerName = "verify_all",
     threshold: float | None = None,
     num_draft_tokens: int | None = None,
     drafter: DrafterName = "auto",
+    no_draft: bool = False,
 ) -> EngineConfig:
     """The engine's settings; None keeps a default. Ends the program for what cannot be."""
 
     def given(**options: Any) -> dict[str, Any]:
         return {name: value for name, value in options.items() if value is not None}
 
+    if no_draft:
+        for option, contradicts in (
+            ("--draft", draft not in (None, "none")),
+            ("--drafter", drafter not in ("auto", "none")),
+            ("--num-draft-tokens", num_draft_tokens is not None),
+        ):
+            if contradicts:
+                fail(f"--no-draft and {option} contradict each other: give one")
+    without = no_draft or drafter == "none" or (draft == "none" and drafter == "auto")
+    if without and num_draft_tokens is not None:
+        fail("--num-draft-tokens needs a drafter: leave it out, or the option that says none")
     if threshold is not None and planner != "threshold":
         fail("--threshold needs --planner threshold")
     if draft not in (None, "none") and drafter != "auto":
@@ -76,10 +89,10 @@ def engine_config(
             threads=threads,
             cache=CacheConfig(**given(num_tokens=kv_tokens)),
             scheduler=SchedulerConfig(
-                **given(max_num_reqs=max_num_reqs, max_model_len=max_model_len)
+                **given(max_num_reqs=max_num_reqs, max_queue=max_queue, max_model_len=max_model_len)
             ),
             speculation=SpeculationConfig(
-                drafter="none" if draft == "none" and drafter == "auto" else drafter,
+                drafter="none" if without else drafter,
                 layout=layout,
                 planner=planner,
                 **given(threshold=threshold, num_draft_tokens=num_draft_tokens),

@@ -92,6 +92,7 @@ def _add_post(
 def _add_gets(app: FastAPI, service: Service) -> None:
     engine = service.engine
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     def health() -> Response:
         """200 while the engine answers, 503 once it does not."""

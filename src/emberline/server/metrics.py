@@ -30,6 +30,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineSnapshot], float]], ...] = (
     ("sglang:spec_verify_calls", "Verify steps", lambda s: s.num_verify_steps),
     ("vllm:spec_decode_num_draft_tokens", "Drafts verified", lambda s: s.num_draft_tokens),
     ("vllm:spec_decode_num_accepted_tokens", "Drafts accepted", lambda s: s.num_accepted_tokens),
+    (
+        "emberline:verify_emitted_tokens",
+        "Tokens emitted by verify steps",
+        lambda s: s.num_emitted_tokens,
+    ),
     ("emberline:engine_steps", "Steps of the engine", lambda s: s.num_engine_steps),
 )
 

@@ -10,9 +10,13 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from jinja2 import TemplateError
+
 from emberline.engine.detokenizer import TokenText
+from emberline.server.prompt_limit import max_token_bytes
 from emberline.server.protocol import Message
 from emberline.types import InvalidRequest
 
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LONG_TEXT = 4096  # characters; from here on a thread costs less than the wait
+
+# What a template's rendering takes besides its own arguments.
+TEMPLATE_NAMES = frozenset({"messages", "conversations", "self"})
 
 Result = TypeVar("Result")
 
@@ -52,9 +59,14 @@ class PromptEncoder:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._text = token_text
-        self._template_arguments = frozenset(
+        self._reserved = TEMPLATE_NAMES.union(
             inspect.signature(tokenizer.apply_chat_template).parameters
         )
+
+    @cached_property
+    def _token_bytes(self) -> int | None:
+        """Most bytes of a text that a token covers; looks at every token, so not before a need."""
+        return max_token_bytes(self.tokenizer, self._text, self.vocab_size)
 
     async def prompts(
         self,
@@ -90,9 +102,9 @@ class PromptEncoder:
         """A conversation through the model's own chat template.
 
         Raises:
-            InvalidRequest: there is no template, or it refuses these messages.
+            InvalidRequest: there is no template, or it refuses these messages or arguments.
         """
-        taken = self._template_arguments.intersection(template_kwargs)
+        taken = self._reserved.intersection(template_kwargs)
         if taken:
             message = f"chat_template_kwargs may not set {sorted(taken)[0]}"
             raise InvalidRequest(message, "chat_template_kwargs")
@@ -102,19 +114,34 @@ class PromptEncoder:
         rendered = [message.rendered() for message in messages]
 
         def encode() -> EncodedPrompt:
-            try:
-                text = self.tokenizer.apply_chat_template(
-                    rendered,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    **template_kwargs,
-                )
-            except Exception as problem:  # templates are programs: they raise what they like
-                message = f"the chat template refused these messages: {problem}"
-                raise InvalidRequest(message, param) from None
+            text = self._render(rendered, add_generation_prompt, template_kwargs, param)
+            self._check_length(text, param)
             return EncodedPrompt(self._checked(self.encode(text, False), param))
 
         return await off_loop(sum(len(message["content"]) for message in rendered), encode)
+
+    def _render(
+        self,
+        messages: list[dict[str, str]],
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any],
+        param: str,
+    ) -> str:
+        def render(arguments: Mapping[str, Any]) -> str:
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **arguments
+            )
+            return text
+
+        try:
+            return render(template_kwargs)
+        except Exception as problem:  # templates are programs: they raise what they like
+            # Only what a template says itself is meant for clients: a subclass is the library's.
+            reason = f": {problem}" if type(problem) is TemplateError else ""
+        what, field = "messages", param
+        if template_kwargs and not _raises(lambda: render({})):
+            what, field = "chat_template_kwargs", "chat_template_kwargs"
+        raise InvalidRequest(f"the chat template refused these {what}{reason}", field)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, with or without what the tokenizer adds round it."""
@@ -140,7 +167,20 @@ class PromptEncoder:
             )
         return tuple(token_ids)
 
+    def _check_length(self, text: str, param: str) -> None:
+        """Refuse a text that can never fit before the work of tokenising it."""
+        if len(text) <= LONG_TEXT or self._token_bytes is None:
+            return
+        size, limit = len(text.encode()), self._token_bytes
+        if size > limit * self.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {size} bytes; no token covers more than {limit} and the context "
+                f"length is {self.max_model_len} tokens, so it cannot fit: shorten it",
+                param,
+            )
+
     def _from_text(self, text: str, add_special_tokens: bool, echo: bool) -> EncodedPrompt:
+        self._check_length(text, "prompt")
         encoding = self.tokenizer(
             text, add_special_tokens=add_special_tokens, return_special_tokens_mask=True
         )
@@ -167,6 +207,14 @@ class PromptEncoder:
         return EncodedPrompt(
             ids, tuple(b"" if i in hidden else self._text.bytes_of(i) for i in ids)
         )
+
+
+def _raises(work: Callable[[], object]) -> bool:
+    try:
+        work()
+    except Exception:  # as above: whatever a template raises
+        return True
+    return False
 
 
 async def off_loop(size: int, work: Callable[[], Result]) -> Result:

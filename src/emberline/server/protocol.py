@@ -6,12 +6,20 @@ absent. Must not know tokens, the engine or HTTP beyond a body's bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
-from pydantic_core import from_json
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidationError,
+)
 
+from emberline.server.bodies import first_error, read_json, refuse_other_parts
 from emberline.server.errors import ApiError
 from emberline.types import MAX_TOP_LOGPROBS, InvalidRequest, SamplingParams
 
@@ -208,11 +216,22 @@ class TextPart(Body):
     text: str
 
 
+def _content_kind(value: object) -> str:
+    return "<parts>" if isinstance(value, list) else "<text>"
+
+
+# Told apart before they are checked, so that an error speaks of what was sent.
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")],
+    Discriminator(_content_kind),
+]
+
+
 class Message(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: Content
     name: str | None = None
     tool_call_id: str | None = None
     refusal: None = None
@@ -288,18 +307,13 @@ def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
     Raises:
         ApiError: 400 naming the field, for anything that is not strict JSON of this kind.
     """
-    try:
-        # Refuses NaN, Infinity, lone surrogates and endless nesting.
-        data = from_json(body, allow_inf_nan=False)
-    except ValueError as problem:
-        raise ApiError(400, f"the body is not JSON: {problem}", code="invalid_json") from None
-    if not isinstance(data, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    data = _asked_for(data, "")
+    given = read_json(body)
+    data = _asked_for(given, "")
     messages = data.get("messages")
     if isinstance(messages, list):
+        refuse_other_parts(messages)
         data["messages"] = [
-            _asked_for(message, f"messages.{i}.") if isinstance(message, dict) else message
+            _asked_for(message, f"messages[{i}].") if isinstance(message, dict) else message
             for i, message in enumerate(messages)
         ]
     if isinstance(data.get("stream_options"), dict):
@@ -307,7 +321,7 @@ def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
     try:
         return kind.model_validate(data)
     except ValidationError as problem:
-        raise _first_error(problem) from None
+        raise first_error(problem, given) from None
 
 
 def _asked_for(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -332,23 +346,12 @@ def _asked_for(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return asked
 
 
-def _first_error(problem: ValidationError) -> ApiError:
-    """The error that says most: unions report one error a member."""
-    errors: Sequence[Any] = problem.errors(include_url=False, include_input=False)
-    first = errors[0]
-    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
-    if unknown:
-        name = ".".join(str(part) for part in unknown[0]["loc"])
-        return ApiError(400, f"unknown field {name}", param=name, code="unknown_parameter")
-    field = str(first["loc"][0])
-    same = [error for error in errors if error["loc"][:1] == first["loc"][:1]]
-    path = ".".join(str(part) for part in first["loc"]) if len(same) == 1 else field
-    reasons = "; or ".join(dict.fromkeys(str(error["msg"]) for error in same))
-    return ApiError(400, f"{path}: {reasons}", param=path, code="invalid_value")
-
-
 def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
-    for key in bias:
+    biases: dict[int, float] = {}
+    for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) < 20):
             raise InvalidRequest(f"logit_bias keys are token ids, got {key!r}", "logit_bias")
-    return {int(key): value for key, value in bias.items()}
+        if int(key) in biases:
+            raise InvalidRequest(f"logit_bias gives token id {int(key)} twice", "logit_bias")
+        biases[int(key)] = value
+    return biases

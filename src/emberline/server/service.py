@@ -75,12 +75,22 @@ def check_num_choices(num_prompts: int, n: int) -> None:
 
 
 async def _read_bytes(http: HttpRequest) -> bytes:
+    # What the client has not sent yet is never read: the connection cannot go on.
+    too_large = ApiError(
+        413,
+        f"the body exceeds {MAX_BODY_BYTES} bytes",
+        code="too_large",
+        headers={"Connection": "close"},
+    )
+    announced = http.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
+        raise too_large
     body = bytearray()
     try:
         async for part in http.stream():
             body += part
             if len(body) > MAX_BODY_BYTES:
-                raise ApiError(413, f"the body exceeds {MAX_BODY_BYTES} bytes", code="too_large")
+                raise too_large
     except ClientDisconnect:
         raise ApiError(499, "the client hung up", code="client_gone") from None
     return bytes(body)

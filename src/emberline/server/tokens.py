@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
-from emberline.server.errors import ApiError
 from emberline.server.prompts import off_loop
 from emberline.server.protocol import DetokenizeBody, TokenizeBody
 from emberline.server.records import Json
 from emberline.server.service import Service
 from emberline.server.stream import Answer
+from emberline.types import InvalidRequest
 
 
 async def tokenize(service: Service, http: HttpRequest) -> Response:
@@ -18,7 +18,7 @@ async def tokenize(service: Service, http: HttpRequest) -> Response:
     body = await service.read(TokenizeBody, http)
     given = [body.prompt, body.messages, body.content]
     if sum(value is not None for value in given) != 1:
-        raise ApiError(400, "give one of prompt, messages and content", param="prompt")
+        raise InvalidRequest("give one of prompt, messages and content", "prompt")
     encoder, text = service.encoder, service.engine.token_text
     if body.messages is not None:
         prompt = await encoder.chat(

@@ -1,0 +1,122 @@
+"""From a body's bytes to a JSON object, and from what is wrong with it to the answer.
+
+Owns strictness of the JSON and how a field is named. Must not know which fields there are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from emberline.server.errors import ApiError
+
+Location = tuple[int | str, ...]
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The object that a body is.
+
+    Raises:
+        ApiError: 400 for anything else, and for a key that is given twice.
+    """
+    try:
+        # Refuses NaN, Infinity, lone surrogates and endless nesting.
+        data = from_json(body, allow_inf_nan=False)
+        json.loads(body, object_pairs_hook=_unique)  # the parser above keeps the last of two
+    except ValueError as problem:
+        raise ApiError(400, f"the body is not JSON: {problem}", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    return data
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ApiError(400, f"the body gives {key!r} twice", param=key, code="duplicate_key")
+        seen.add(key)
+
+
+def refuse_other_parts(messages: Sequence[Any]) -> None:
+    """Refuse parts of contents that are no text, by the type that a client gave them.
+
+    Raises:
+        ApiError: 400 naming the part.
+    """
+    for i, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                path = f"messages[{i}].content[{j}].type"
+                raise ApiError(
+                    400,
+                    f"{path}: only text parts are supported, not {kind!r}",
+                    param=path,
+                    code="unsupported_content",
+                )
+
+
+def first_error(problem: ValidationError, given: object) -> ApiError:
+    """The error that says most: unions report one error a member.
+
+    Args:
+        problem: what is wrong with a body.
+        given: the body itself.
+    """
+    errors: Sequence[Any] = problem.errors(include_url=False, include_input=False)
+    first = errors[0]
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    if unknown:
+        name = field_path(unknown[0]["loc"])
+        return ApiError(400, f"unknown field {name}", param=name, code="unknown_parameter")
+    if first["type"] == "missing" and _is_null(given, first["loc"]):
+        path, reasons = field_path(first["loc"]), "may not be null"
+    else:
+        same = [error for error in errors if error["loc"][:1] == first["loc"][:1]]
+        path = field_path(_common([error["loc"] for error in same]))
+        reasons = "; or ".join(dict.fromkeys(map(_reason, same)))
+    return ApiError(400, f"{path}: {reasons}", param=path, code="invalid_value")
+
+
+def _reason(error: Any) -> str:
+    # pydantic names the class here, which says nothing to a client
+    return "Input should be an object" if error["type"] == "model_type" else str(error["msg"])
+
+
+def field_path(location: Location) -> str:
+    """A field as clients write it: `messages[0].content`. Tags of alternatives, <so>, are left out.
+
+    The location is pydantic's: names and indices.
+    """
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith("<"):
+            path += f".{part}" if path else part
+    return path
+
+
+def _common(locations: Sequence[Location]) -> Location:
+    """What all locations begin with."""
+    columns = zip(*locations, strict=False)
+    shared = takewhile(lambda parts: len(set(parts)) == 1, columns)
+    return tuple(parts[0] for parts in shared)
+
+
+def _is_null(given: Any, location: Location) -> bool:
+    """Whether the body says null at a place that counts as missing."""
+    try:
+        for part in location:
+            if isinstance(part, int) or not part.startswith("<"):
+                given = given[part]
+    except (KeyError, IndexError, TypeError):
+        return False
+    return given is None
