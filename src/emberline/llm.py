@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -79,6 +80,7 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
     finish_reason: FinishReason
     stop_reason: int | str | None
+    error: str | None  # why, where `finish_reason` is ERROR; what came before it is kept
     num_prompt_tokens: int
     stats: SpeculationStats
 
@@ -104,6 +106,7 @@ class LLM:
         self.token_text = loaded.token_text
         self.name = loaded.name
         self._ids = itertools.count()
+        self._mail: dict[str, list[RequestOutput]] = {}  # unread outputs of what runs
 
     def generate(
         self,
@@ -134,17 +137,18 @@ class LLM:
         """Continue one prompt, one output a step. Closing the iterator aborts the request."""
         params = params or SamplingParams()
         request = Request(f"llm-{next(self._ids)}", self.encode(prompt), params)
-        self.engine.add(request, self.token_text.stream(params))
+        self._add(request)
         finished = False
         try:
             while not finished:
-                for output in self.engine.step():
-                    if output.request_id == request.request_id:
-                        finished = output.finished
-                        yield output
+                for output in self._next_outputs(request.request_id):
+                    finished = output.finished
+                    yield output
         finally:
-            if not finished:
-                self.engine.abort(request.request_id)
+            if finished:
+                del self._mail[request.request_id]
+            else:
+                self._drop([request.request_id])
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation with the model's own chat template."""
@@ -189,26 +193,54 @@ class LLM:
         """Feed the engine as its queue has room, until all are done."""
         for request in requests:
             self.engine.validate(request, has_text=True)
-        room = self.engine.config.scheduler.max_queue
-        pending = iter(requests)
-        parts: dict[str, list[RequestOutput]] = {r.request_id: [] for r in requests}
-        while True:
-            waiting = self.engine.snapshot().num_waiting
-            for request in itertools.islice(pending, room - waiting):
-                self.engine.add(request, self.token_text.stream(request.params))
-            if not self.engine.has_work:
-                break
-            for output in self.engine.step():
-                if output.request_id in parts:
-                    parts[output.request_id].append(output)
-        return {key: _join(outputs) for key, outputs in parts.items()}
+        pending = deque(requests)
+        done: dict[str, Completion] = {}
+        try:
+            while len(done) < len(requests):
+                room = self.engine.config.scheduler.max_queue - self.engine.snapshot().num_waiting
+                for _ in range(min(room, len(pending))):
+                    self._add(pending.popleft())
+                self._step()
+                for request_id, outputs in self._mine(requests):
+                    if outputs and outputs[-1].finished:
+                        done[request_id] = _join(self._mail.pop(request_id))
+        finally:
+            self._drop([request_id for request_id, _ in self._mine(requests)])
+        return done
+
+    # Every step goes through here: streams and calls may overlap, each reads its own mail.
+
+    def _add(self, request: Request) -> None:
+        self.engine.add(request, self.token_text.stream(request.params))
+        self._mail[request.request_id] = []
+
+    def _step(self) -> None:
+        for output in self.engine.step():
+            if output.request_id in self._mail:
+                self._mail[output.request_id].append(output)
+
+    def _mine(self, requests: Sequence[Request]) -> list[tuple[str, list[RequestOutput]]]:
+        ids = [request.request_id for request in requests]
+        return [(key, self._mail[key]) for key in ids if key in self._mail]
+
+    def _next_outputs(self, request_id: str) -> list[RequestOutput]:
+        """What has come for a request, stepping the engine if nothing has."""
+        if not self._mail[request_id]:
+            self._step()
+        outputs, self._mail[request_id] = self._mail[request_id], []
+        return outputs
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        """Abort what is not finished and forget its mail."""
+        for request_id in request_ids:
+            del self._mail[request_id]
+            self.engine.abort(request_id)
 
 
 def _join(outputs: list[RequestOutput]) -> Completion:
-    """The whole answer from its deltas."""
+    """The whole answer from its deltas, the last of which ends it."""
     last = outputs[-1]
-    if last.finish_reason is FinishReason.ERROR or last.finish_reason is None:
-        raise RuntimeError(last.error or "the engine dropped the request")
+    assert last.finish_reason is not None
     with_logprobs = last.logprobs is not None
     prompt_scores = [o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None]
     return Completion(
@@ -218,6 +250,7 @@ def _join(outputs: list[RequestOutput]) -> Completion:
         prompt_logprobs=prompt_scores[0] if prompt_scores else None,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
+        error=last.error,
         num_prompt_tokens=last.num_prompt_tokens,
         stats=last.stats,
     )

@@ -102,7 +102,7 @@ class SamplingParams:
         _is_int("n", self.n, 1, MAX_CHOICES)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         for token_id, bias in self.logit_bias.items():
             _is_int("logit_bias", token_id, 0)
             _in_range("logit_bias", bias, -100.0, 100.0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 
+from emberline.batch import KVSpec
+from emberline.cache.kv_pool import KVPool
 from emberline.drafters.ngram import NGramDrafter
 from emberline.types import (
     FinishReason,
@@ -182,9 +185,10 @@ def test_out_of_pages_preempts_and_nothing_is_lost_or_repeated():
     target = PrefixTarget(scale=1.0)
     requests = many(8, max_tokens=50, prompt_logprobs=1)
     roomy = make_engine(target, PrefixDrafter(target, 5, noise=1.0))
-    tight = make_engine(target, PrefixDrafter(target, 5, noise=1.0), num_pages=30)
+    tight = make_engine(target, PrefixDrafter(target, 5, noise=1.0), num_pages=30, prefill_chunk=4)
     expected, got = run(roomy, requests), run(tight, requests)
     assert tight.snapshot().num_preemptions > 0
+    assert tight.snapshot().prompt_tokens == roomy.snapshot().prompt_tokens
     assert ids_of(got) == ids_of(expected)
     for key, answer in got.items():
         assert [o.prompt_logprobs for o in answer.outputs if o.prompt_logprobs] == [
@@ -240,6 +244,10 @@ def test_eos_at_every_offset_of_a_block(offset, drafts):
     assert answer.token_ids == path[:end]
     assert len(answer.logprobs) == end
     assert (answer.last.finish_reason, answer.last.stop_reason) == (FinishReason.STOP, None)
+    stats = answer.last.stats
+    assert stats.num_emitted == end - 1
+    # Drafts behind the stop were verified, but nobody accepted them.
+    assert stats.num_accepted == sum(stats.accepted_per_pos) <= stats.num_emitted
 
 
 @pytest.mark.parametrize("cap", range(1, 21))
@@ -250,7 +258,7 @@ def test_max_tokens_at_every_offset_of_a_block(cap):
     assert len(answer.logprobs) == answer.last.num_output_tokens == cap
     assert answer.last.finish_reason is FinishReason.LENGTH
     # A window never runs past the cap: nothing is verified that could not be emitted.
-    assert max(target.num_tokens_run[1:], default=0) <= cap
+    assert max(target.num_tokens_run[1:], default=0) < max(cap, 2)
 
 
 @pytest.mark.parametrize(("stop_at", "cap"), list(product(range(1, 12, 2), range(1, 12, 3))))
@@ -545,6 +553,111 @@ def test_nan_logits_fail_their_request_and_no_other():
         assert "NaN" in answers["nan"].last.error
         expected = run(make_engine(PrefixTarget()), many(3))
         assert {k: answers[k].token_ids for k in expected} == ids_of(expected)
+
+
+def test_a_broken_request_leaves_nothing_behind():
+    """NaN in its pages would reach whoever gets them next: a masked slot is only times zero."""
+    pool = KVPool.allocate(KVSpec(1, 1, 2), 65, 4, torch.float32, "cpu")
+
+    class Dirty(PrefixTarget):
+        def forward(self, batch):
+            pool.keys[:, batch.slot_mapping] = torch.nan
+            return super().forward(batch)
+
+    target = Dirty()
+    target.overrides[tuple(PROMPT)] = torch.full((32,), torch.nan)
+    engine = make_engine(target, num_pages=64)
+    engine.parts = replace(engine.parts, kv_pools=(pool,))
+    answer = ask(engine, PROMPT, greedy(3))
+    assert answer.last.finish_reason is FinishReason.ERROR
+    assert torch.isfinite(pool.keys).all()
+
+
+def test_infinite_logits_and_options_that_leave_no_token_are_errors():
+    target = PrefixTarget()
+    target.overrides[tuple(PROMPT)] = torch.full((32,), torch.inf)
+    answer = ask(make_engine(target), PROMPT, greedy(3, logprobs=1))
+    assert answer.last.finish_reason is FinishReason.ERROR
+    everything = greedy(5, min_tokens=3, stop_token_ids=range(32), logprobs=1)
+    answer = ask(make_engine(PrefixTarget()), PROMPT, everything)
+    assert answer.last.finish_reason is FinishReason.ERROR
+    assert "leave no token" in answer.last.error
+
+
+def test_nan_after_a_rejected_draft_is_nobodys():
+    target = PrefixTarget()
+    path = target.greedy(PROMPT, 20)
+    wrong = next(i for i in range(32) if i != path[3])
+    target.overrides[(*PROMPT, *path[:3], wrong)] = torch.full((32,), torch.nan)
+    answer = ask(make_engine(target, ConstantDrafter(wrong, 4)), PROMPT, greedy(20))
+    assert answer.token_ids == path
+
+
+def test_a_draft_from_nan_is_not_verified():
+    """A ratio to a q of NaN would accept anything."""
+    target = PrefixTarget(scale=1.0)
+
+    class Broken(PrefixDrafter):
+        def propose(self, context):
+            proposal = super().propose(context)
+            if proposal.logits is not None:
+                proposal.logits[:, 2:] = torch.nan
+                proposal.token_ids[:, 2:] = 7
+            return proposal
+
+    params = SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True)
+    stats = ask(make_engine(target, Broken(target, 5)), PROMPT, params).last.stats
+    assert len(stats.verified_per_pos) == 2
+    assert stats.num_accepted == stats.num_verified  # q is p up to there
+
+
+def test_a_prompt_that_fills_the_pool_can_be_scored():
+    target = PrefixTarget()
+    engine = make_engine(target, num_pages=8)
+    prompt = [(3 * i) % 31 for i in range(32)]
+    answers = run(
+        engine,
+        [
+            Request("score", tuple(prompt), SamplingParams(max_tokens=0, prompt_logprobs=0)),
+            Request("next", tuple(PROMPT), greedy(3)),
+        ],
+    )
+    assert len(answers["score"].last.prompt_logprobs) == 32
+    assert answers["next"].token_ids == target.greedy(PROMPT, 3)
+
+
+def test_prompts_are_admitted_only_beside_what_others_still_need():
+    target = PrefixTarget()
+    requests = [
+        Request(f"r{i}", tuple((7 * j + i) % 31 for j in range(40)), greedy(2)) for i in range(4)
+    ]
+    engine = make_engine(target, num_pages=16, prefill_chunk=8)
+    answers = run(engine, requests)
+    assert all(len(answer.token_ids) == 2 for answer in answers.values())
+    assert engine.snapshot().num_preemptions == 0
+    assert sum(target.num_tokens_run) == 4 * 41
+
+
+def test_scored_prompt_rows_are_bounded_over_all_requests():
+    target = PrefixTarget(max_model_len=256, num_slots=8192)
+    requests = [
+        Request(f"r{i}", tuple((j + i) % 31 for j in range(150)), greedy(1, prompt_logprobs=0))
+        for i in range(4)
+    ]
+    answers = run(make_engine(target, num_pages=512), requests)
+    assert all(len(a.outputs[0].prompt_logprobs) == 150 for a in answers.values())
+    assert max(target.num_scored_run) <= 128 + len(requests)
+
+
+def test_an_aborted_prompt_reports_no_part_of_its_scores():
+    target = PrefixTarget()
+    engine = make_engine(target, prefill_chunk=4)
+    engine.add(Request("r", tuple(range(2, 22)), SamplingParams(prompt_logprobs=0)))
+    engine.step()
+    engine.abort("r")
+    (output,) = engine.step()
+    assert output.finish_reason is FinishReason.ABORT
+    assert output.prompt_logprobs is None
 
 
 def test_observed_tokens_are_the_committed_sequence():

@@ -46,6 +46,7 @@ class PrefixTarget:
         self.slots = torch.full((num_slots,), -1, dtype=torch.int64)
         self.num_rows_run: list[int] = []
         self.num_tokens_run: list[int] = []
+        self.num_scored_run: list[int] = []
         self.overrides: dict[tuple[int, ...], Tensor] = {}  # whole prefix -> logits
 
     def logits_after(self, prefix: list[int]) -> Tensor:
@@ -69,6 +70,8 @@ class PrefixTarget:
         layout = batch.layout.check()
         self.num_rows_run.append(layout.num_rows)
         self.num_tokens_run.append(layout.num_tokens)
+        self.num_scored_run.append(layout.num_scored)
+        assert int(batch.positions.max()) < self.max_model_len, "a window past the context limit"
         self.slots[batch.slot_mapping] = batch.token_ids
         rows = []
         for token in layout.token_of_scored.tolist():
@@ -120,6 +123,8 @@ class PrefixDrafter:
             position = int(context.positions[b])
             prefix = context.history[int(context.req_index[b]), : position + 1].tolist()
             assert prefix[-1] == int(context.anchors[b])
+            seen = self.committed[int(context.req_index[b])]
+            assert prefix[:-1] == [seen[p] for p in range(position)], "stale history"
             row_ids, row_logits, row_confidence = [], [], []
             for k in range(self.max_draft_tokens):
                 where = position + k + 1

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+import torch
 
 from emberline.llm import LLM
-from emberline.types import InvalidRequest
+from emberline.types import FinishReason, InvalidRequest, SamplingParams
+
+from support.engines import make_engine
+from support.paged import PrefixDrafter, PrefixTarget
 
 
-@pytest.fixture()
+@pytest.fixture
 def llm():
     return LLM.__new__(LLM)  # nothing may be touched before the refusal
 
@@ -24,3 +30,82 @@ def test_a_lone_string_is_not_a_list_of_prompts(llm, verb, text):
 def test_a_conversation_has_a_message(llm):
     with pytest.raises(InvalidRequest, match="messages is empty"):
         llm.chat([])
+
+
+class Silent:
+    """A text stream that says nothing."""
+
+    def push(self, token_id, *, check_stop=True):
+        return None
+
+    def take(self, final=False):
+        return ""
+
+    def stream(self, params):
+        return self
+
+
+def over(target: PrefixTarget, **options: int) -> LLM:
+    llm = LLM.__new__(LLM)
+    llm.engine = make_engine(target, PrefixDrafter(target, 3, wrong_every=4), **options)
+    llm.token_text = Silent()
+    llm._ids = itertools.count()
+    llm._mail = {}
+    return llm
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+
+def test_more_prompts_than_the_queue_holds_under_preemption():
+    target = PrefixTarget()
+    llm = over(target, max_queue=1, num_pages=16)
+    prompts = [[3 + i, 5, 9] for i in range(8)]
+    answers = llm.generate(prompts, GREEDY)
+    assert llm.engine.snapshot().num_preemptions > 0
+    for prompt, (answer,) in zip(prompts, answers, strict=True):
+        assert list(answer.token_ids) == target.greedy(prompt, 30)
+
+
+def test_streams_and_calls_may_overlap():
+    target = PrefixTarget()
+    llm = over(target)
+    first, second = llm.stream([4, 5], GREEDY), llm.stream([6, 7], GREEDY)
+    tokens = {"first": list(next(first).token_ids), "second": list(next(second).token_ids)}
+    (answer,) = llm.generate([[8, 9]], GREEDY)[0]
+    for a, b in itertools.zip_longest(first, second):
+        tokens["first"] += a.token_ids if a else ()
+        tokens["second"] += b.token_ids if b else ()
+    assert list(answer.token_ids) == target.greedy([8, 9], 30)
+    assert tokens["first"] == target.greedy([4, 5], 30)
+    assert tokens["second"] == target.greedy([6, 7], 30)
+    assert not llm._mail
+
+
+def test_one_broken_answer_does_not_lose_the_others():
+    target = PrefixTarget()
+    target.overrides[(2, 2)] = torch.full((32,), torch.nan)
+    bad, good = llm_answers = [c[0] for c in over(target).generate([[2, 2], [3, 3]], GREEDY)]
+    assert len(llm_answers) == 2
+    assert bad.finish_reason is FinishReason.ERROR
+    assert bad.error
+    assert list(good.token_ids) == target.greedy([3, 3], 30)
+
+
+def test_an_interrupted_call_leaves_nothing_running(monkeypatch):
+    target = PrefixTarget()
+    llm = over(target)
+    steps = iter(range(3))
+
+    def step():
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return type(llm.engine).step(llm.engine)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[4, 5], [6, 7]], GREEDY)
+    llm.engine.step()
+    assert not llm.engine.has_work
+    assert not llm._mail

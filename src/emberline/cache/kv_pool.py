@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,13 @@ class KVPool:
         """Store [N, num_kv_heads, head_dim] keys and values at `slots` [N]."""
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """Zero pages. A masked slot is multiplied by zero, not skipped: it must stay finite."""
+        ids = torch.tensor(list(pages), dtype=torch.int64, device=self.keys.device)
+        slots = self.slots_of(ids[None], len(ids) * self.page_size).flatten()
+        self.keys[:, slots] = 0
+        self.values[:, slots] = 0
 
     def slots_of(self, page_table: Tensor, window: int) -> Tensor:
         """[B, M] pages to [B, window] slots of positions 0 .. window-1 (page 0 past the end)."""

@@ -40,13 +40,6 @@ class PagePool:
         self._refs.update(pages)
         return pages
 
-    def retain(self, pages: Iterable[int]) -> None:
-        """Add a reference to pages that are already held."""
-        for page in pages:
-            if self._refs[page] < 1:
-                raise ValueError(f"page {page} is not held")
-            self._refs[page] += 1
-
     def release(self, pages: Sequence[int]) -> None:
         """Drop one reference a page; the last one frees it."""
         for page in reversed(pages):

@@ -124,7 +124,7 @@ class BlockBackbone:
         self._layers = [_layer(config, take, f"layers.{i}.") for i in range(config.num_layers)]
         self._context = _context(config, take, self._layers)
         self._norm = take("norm.weight", config.hidden_size)
-        self._pool = KVPool.allocate(config.kv_spec, num_pages, page_size, dtype, device)
+        self.kv_pool = KVPool.allocate(config.kv_spec, num_pages, page_size, dtype, device)
         self._rope = config.rope.to(device)
 
     def observe(self, committed: CommittedTokens) -> None:
@@ -149,7 +149,7 @@ class BlockBackbone:
         keys = rotate(keys.flatten(1, 2), *self._rope.cos_sin(committed.positions, self.dtype))
         keys = keys.view(count, config.num_layers, config.num_kv_heads, config.head_dim)
         for layer in range(config.num_layers):
-            self._pool.write(layer, committed.slot_mapping, keys[:, layer], kv[:, layer, 1])
+            self.kv_pool.write(layer, committed.slot_mapping, keys[:, layer], kv[:, layer, 1])
 
     def forward(self, anchors: Tensor, positions: Tensor, page_table: Tensor) -> Tensor:
         """Run one block a request: [anchor, mask, mask, ...] from the anchor's position on.
@@ -187,7 +187,7 @@ class BlockBackbone:
         neighbour adds is then a masked tail. All slots of a block see the same keys.
         """
         width, block = self._width, self.config.block_size
-        pool, num_reqs = self._pool, positions.shape[0]
+        pool, num_reqs = self.kv_pool, positions.shape[0]
         # Elsewhere than on a CPU reading the maximum would wait for the device.
         on_host = positions.device.type == "cpu"
         longest = int(positions.max()) if on_host else page_table.shape[1] * pool.page_size

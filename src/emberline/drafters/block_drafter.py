@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from emberline.batch import CommittedTokens, DraftContext, KVSpec, Purpose
+from emberline.cache.kv_pool import KVPool
 from emberline.drafters.block import BlockBackbone, HeadFn
 from emberline.models.weights import ModelError
 
@@ -45,6 +46,11 @@ class BlockDrafter:
     def kv_spec(self) -> KVSpec | None:
         """The backbone's KV."""
         return self._backbone.config.kv_spec
+
+    @property
+    def kv_pool(self) -> KVPool:
+        """The backbone's keys and values."""
+        return self._backbone.kv_pool
 
     def observe(self, committed: CommittedTokens) -> None:
         """Write the context of committed tokens into the draft's KV."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from emberline.cache.page_pool import PagePool
 from emberline.config import DtypeName, EngineConfig
 from emberline.drafters.base import Drafter
+from emberline.drafters.block_drafter import BlockDrafter
 from emberline.drafters.checkpoint import load_drafter, read_draft_config
 from emberline.drafters.ngram import NGramDrafter
 from emberline.engine.engine import Engine
@@ -88,7 +90,12 @@ def build_engine(
         ),
         page_size=page_size,
         layout=config.speculation.layout,
-        eos_ids=eos_ids,
+        # A tokenizer may know ids that the model does not have: nobody can draw them.
+        eos_ids=frozenset(i for i in eos_ids if 0 <= i < target.vocab_size),
+        kv_pools=(
+            target.kv_pool,
+            *([drafter.kv_pool] if isinstance(drafter, BlockDrafter) else []),
+        ),
     )
     pool = PagePool(num_pages, page_size)
     facts = info(parts, pool, config, dtype, name, draft) | exactness(target, pool)
@@ -127,6 +134,8 @@ def exactness(target: Decoder, pool: PagePool) -> dict[str, object]:
     pages = pool.allocate(min(wanted, pool.num_free))
     check = check_row_invariance(target, pages)
     pool.release(pages)
+    if not math.isfinite(check.max_logit_diff):
+        raise ModelError("the model's logits are not finite: its weights are damaged, or overflow")
     return {"bitwise": check.bitwise, "max_logit_diff": check.max_logit_diff}
 
 

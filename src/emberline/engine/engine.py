@@ -28,7 +28,10 @@ from emberline.types import (
     add_per_pos,
 )
 
-NAN_ERROR = "the model produced NaN logits for this request"
+BROKEN_ERROR = (
+    "no token can be drawn for this request: the model produced NaN or infinite logits, or its "
+    "options leave no token"
+)
 
 
 class Engine:
@@ -111,7 +114,7 @@ class Engine:
         parts = self.parts
         for entry in plan:
             self._write_history(entry.state)
-        inputs = build_inputs(plan, parts.eos_ids, parts.history.device.type)
+        inputs = build_inputs(plan, parts.eos_ids, parts.history.device)
         result = run_step(parts, inputs)
         broken = self._broken(result)
         records = score_emitted(plan, result)
@@ -136,18 +139,20 @@ class Engine:
         for i, entry in enumerate(plan):
             state = entry.state
             if i in broken:
-                outputs.append(self._finish(state, Ending(FinishReason.ERROR), error=NAN_ERROR))
+                for pool in self.parts.kv_pools:
+                    pool.clear(state.pages)
+                outputs.append(self._finish(state, Ending(FinishReason.ERROR), error=BROKEN_ERROR))
                 continue
-            is_prefill = state.num_output == 0
+            is_first = state.num_output == 0
             state.num_computed += entry.num_known + accepted[i]
             kept, ending = append_run(state, emitted[bounds[i] : bounds[i + 1]])
-            if is_prefill:
-                self._count(prompt_tokens=entry.num_known)
+            if ending is None and state.num_remaining <= 0 and state.num_pending <= 0:
+                ending = Ending(FinishReason.LENGTH)  # a prompt that was only to be scored
+            if is_first and (kept or ending):
+                self._count(prompt_tokens=state.num_prompt)
             elif kept:
                 self._count_verify(state, drafted[i], admitted[i], accepted[i], len(kept))
             self._count(generation_tokens=len(kept))
-            if ending is None and state.num_remaining <= 0 and state.num_pending <= 0:
-                ending = Ending(FinishReason.LENGTH)  # a prompt that was only to be scored
             if kept or ending:
                 scored = records[i]
                 kept_records = scored[: len(kept)] if scored is not None else None
@@ -176,7 +181,8 @@ class Engine:
     ) -> RequestOutput:
         """What a step added to a request, text included."""
         prompt_scores = None
-        if state.prompt_scores is not None and not state.prompt_reported:
+        whole = state.prompt_scores is not None and not state.scores_prompt
+        if state.prompt_scores is not None and whole and not state.prompt_reported:
             prompt_scores = tuple(state.prompt_scores)
             state.prompt_reported = True
         return RequestOutput(
@@ -212,12 +218,21 @@ class Engine:
         )
 
     def _broken(self, result: StepResult) -> frozenset[int]:
-        """Requests of the plan whose logits hold NaN: they fail, whoever stands beside them."""
-        bad = torch.isnan(result.raw_logits.amax(-1)).nonzero().squeeze(-1)
-        if not len(bad):
+        """Requests whose logits are no distribution: they fail, whoever stands beside them.
+
+        NaN or an infinity from the model, or options that leave no token. Only rows that something
+        was read from count: what the target says after a rejected draft is nobody's.
+        """
+        fine = torch.isfinite(result.raw_logits.amax(-1))
+        if result.processed_logits is not result.raw_logits:
+            fine &= torch.isfinite(result.processed_logits.amax(-1))
+        if bool(fine.all()):
             return frozenset()
-        ends = result.layout.scored_start_loc[1:].contiguous()
-        return frozenset(torch.searchsorted(ends, bad, right=True).tolist())
+        layout = result.layout
+        bad = (~fine).nonzero().squeeze(-1)
+        req = torch.searchsorted(layout.scored_start_loc[1:].contiguous(), bad, right=True)
+        emitted = torch.isin(bad, result.verdict.scored_index)
+        return frozenset(req[emitted | (bad < layout.window_start[req])].tolist())
 
     def _write_history(self, state: RequestState) -> None:
         new = state.token_ids[state.num_written :]

@@ -14,8 +14,8 @@ from emberline.config import SchedulerConfig
 from emberline.engine.request_state import RequestState
 from emberline.types import QueueFull
 
-PROMPT_SCORE_CHUNK = 128
-"""Most prompt tokens scored in one step: bounds the [tokens, V] logits that scoring needs."""
+PROMPT_SCORE_TOKENS = 128
+"""Most prompt tokens scored in one step, of all requests: bounds the [tokens, V] logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,18 @@ class ScheduledRequest:
     draft_limit: int  # most drafts that may follow them
     num_scored: int  # trailing known tokens that get logits
     samples: bool  # whether a token is emitted after the last of them
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """What a step may still take on."""
+
+    tokens: int  # known tokens
+    scored: int  # prompt tokens with logits
+
+    def after(self, entry: ScheduledRequest) -> _Budget:
+        scored = entry.num_known if entry.state.scores_prompt else 0
+        return _Budget(self.tokens - entry.num_known, self.scored - scored)
 
 
 class Scheduler:
@@ -57,41 +69,51 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledRequest]:
         """Plan one step: decodes first, so that a long prompt never delays a running answer."""
-        budget = self.config.max_num_tokens
+        budget = _Budget(self.config.max_num_tokens, PROMPT_SCORE_TOKENS)
         num_preemptions = self.num_preemptions
         planned: list[ScheduledRequest] = []
         for state in sorted(self.running, key=lambda s: s.num_pending > 1):
-            if state.slot < 0 or budget == 0:  # preempted for an older request in this very loop
+            if state.slot < 0:  # preempted for an older request in this very loop
                 continue
             entry = self._entry(state, budget)
-            if self._reserve(state, entry):
+            if entry.num_known and self._reserve(state, entry):
                 planned.append(entry)
-                budget -= entry.num_known
+                budget = budget.after(entry)
         # A request preempted later in the loop than it was planned must not run.
         planned = [entry for entry in planned if entry.state.slot >= 0]
         if self.num_preemptions > num_preemptions:  # what gave way must not come back at once
             return planned
-        while self.waiting and self._free_slots and budget > 0:
+        while self.waiting and self._free_slots:
             entry = self._entry(self.waiting[0], budget)
-            # The whole sequence must fit now, else it would only be preempted again.
-            if self.pool.pages_for(len(entry.state.token_ids) + 1) > self.pool.num_free:
+            # The whole sequence must fit beside what the others still need for theirs, else
+            # somebody would only be preempted again.
+            promised = sum(self._pages_to_come(state) for state in self.running)
+            room = self.pool.num_free - promised
+            if not entry.num_known or self._pages_to_come(entry.state) > room:
                 break
             state = self.waiting.popleft()
             state.slot = self._free_slots.pop()
             self.running.append(state)
             self._grow(state, entry)
             planned.append(entry)
-            budget -= entry.num_known
+            budget = budget.after(entry)
+        if self.waiting and not self.running:
+            raise RuntimeError("nothing runs, and the first request of the queue cannot start")
         return planned
 
     def check(self) -> None:
         """Raise `RuntimeError` unless every page is free or held by a running request."""
         self.pool.check(state.pages for state in self.running)
 
-    def _entry(self, state: RequestState, budget: int) -> ScheduledRequest:
-        num_known = min(state.num_pending, self.config.prefill_chunk, budget)
+    def _pages_to_come(self, state: RequestState) -> int:
+        """Pages that a request still has to get for its tokens and the next one."""
+        tokens = min(len(state.token_ids) + 1, state.length_limit)
+        return max(0, self.pool.pages_for(tokens) - len(state.pages))
+
+    def _entry(self, state: RequestState, budget: _Budget) -> ScheduledRequest:
+        num_known = min(state.num_pending, self.config.prefill_chunk, budget.tokens)
         if state.scores_prompt:
-            num_known = min(num_known, PROMPT_SCORE_CHUNK)
+            num_known = min(num_known, budget.scored)
         reaches_end = num_known == state.num_pending
         samples = reaches_end and state.num_remaining > 0
         decodes = samples and num_known == 1 and state.num_output > 0

@@ -6,7 +6,7 @@ from a trailing window. Everything after the forward is blind to the layout. Kno
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from emberline.batch import (
     TargetOutput,
     Verdict,
 )
+from emberline.cache.kv_pool import KVPool
 from emberline.config import LayoutKind
 from emberline.drafters.base import Drafter
 from emberline.engine.step_inputs import StepInputs
@@ -42,6 +43,9 @@ class StepParts:
     page_size: int
     layout: LayoutKind
     eos_ids: frozenset[int]
+    kv_pools: tuple[
+        KVPool, ...
+    ] = ()  # of target and draft: what a broken request leaves is cleared
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +103,21 @@ def propose(parts: StepParts, inputs: StepInputs) -> DraftProposal | None:
     def of(x: Tensor) -> Tensor:
         return x if everyone else x[some]
 
-    proposal = parts.drafter.propose(
-        DraftContext(
-            req_index=of(inputs.req_index),
-            # A drafting request has one known token, its anchor.
-            anchors=of(inputs.known_ids[torch.cumsum(inputs.known_lens, 0) - 1]),
-            positions=of(inputs.start_positions),
-            page_table=of(inputs.page_table),
-            history=parts.history,
-            temperatures=of(inputs.temperatures),
-            seeds=of(inputs.seeds),
-            coupled=of(inputs.coupled),
-            need_logits=inputs.need_draft_logits,
-            draws=parts.draws,
+    proposal = sane(
+        parts.drafter.propose(
+            DraftContext(
+                req_index=of(inputs.req_index),
+                # A drafting request has one known token, its anchor.
+                anchors=of(inputs.known_ids[torch.cumsum(inputs.known_lens, 0) - 1]),
+                positions=of(inputs.start_positions),
+                page_table=of(inputs.page_table),
+                history=parts.history,
+                temperatures=of(inputs.temperatures),
+                seeds=of(inputs.seeds),
+                coupled=of(inputs.coupled),
+                need_logits=inputs.need_draft_logits,
+                draws=parts.draws,
+            )
         )
     )
     if everyone:
@@ -127,6 +133,17 @@ def propose(parts: StepParts, inputs: StepInputs) -> DraftProposal | None:
         logits=None if proposal.logits is None else spread(proposal.logits),
         confidence=None if proposal.confidence is None else spread(proposal.confidence),
     )
+
+
+def sane(proposal: DraftProposal) -> DraftProposal:
+    """The proposal up to each request's first draft whose logits are not finite.
+
+    A ratio to a q that is NaN would accept anything: such a draft was drawn from nothing.
+    """
+    if proposal.logits is None:
+        return proposal
+    finite = torch.isfinite(proposal.logits.amax(-1)).long().cumprod(-1).sum(-1)
+    return replace(proposal, num_drafted=torch.minimum(proposal.num_drafted, finite))
 
 
 def admit(parts: StepParts, inputs: StepInputs, proposal: DraftProposal | None) -> Admission:

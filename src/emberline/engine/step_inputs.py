@@ -37,7 +37,7 @@ class StepInputs:
 
 
 def build_inputs(
-    plan: Sequence[ScheduledRequest], eos_ids: frozenset[int], device: str
+    plan: Sequence[ScheduledRequest], eos_ids: frozenset[int], device: torch.device
 ) -> StepInputs:
     """Tensors of one step. `plan` is not empty."""
 
@@ -82,6 +82,6 @@ def build_inputs(
             prompt_ids=[state.request.prompt_token_ids for state in states],
             output_ids=[state.token_ids[state.num_prompt :] for state in states],
             eos_ids=[eos_ids if not p.ignore_eos else frozenset() for p in params],
-            device=device,
+            device=str(device),
         ),
     )

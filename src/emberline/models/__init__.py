@@ -1,1 +1,1 @@
-"""TODO."""
+"""Target models: configurations, weights, the forward pass."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""From logits to tokens and their log-probabilities."""

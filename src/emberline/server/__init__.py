@@ -1,1 +1,1 @@
-"""TODO."""
+"""The HTTP server: OpenAI's routes over an async engine."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""How much of each block is verified."""
