@@ -7,6 +7,7 @@ from typing import Literal
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 LayoutKind = Literal["static", "compact"]
+DrafterName = Literal["auto", "ngram", "none"]
 PlannerName = Literal["verify_all", "threshold"]
 
 
@@ -50,7 +51,7 @@ class SchedulerConfig:
 class SpeculationConfig:
     """Which drafter, how many drafts, and how much of a block is verified."""
 
-    drafter: str = "auto"  # auto: what the draft checkpoint is; "ngram"; "none"
+    drafter: DrafterName = "auto"  # auto: what the draft checkpoint is, if there is one
     num_draft_tokens: int | None = None  # None = the drafter's block
     planner: PlannerName = "verify_all"
     threshold: float = 0.3  # planner "threshold": least survival worth verifying
@@ -61,6 +62,8 @@ class SpeculationConfig:
             _positive(self, "num_draft_tokens")
         if not 0.0 <= self.threshold <= 1.0:
             raise ValueError(f"threshold must be in [0, 1], got {self.threshold}")
+        if self.drafter not in ("auto", "ngram", "none"):
+            raise ValueError(f"drafter must be auto, ngram or none, got {self.drafter!r}")
         if self.planner not in ("verify_all", "threshold"):
             raise ValueError(f"planner must be verify_all or threshold, got {self.planner!r}")
         if self.layout not in ("static", "compact"):
@@ -80,5 +83,7 @@ class EngineConfig:
     poison_padding: bool = False  # tests: padding rows are NaN, never a plausible number
 
     def __post_init__(self) -> None:
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ValueError(f"dtype must be auto, float32 or bfloat16, got {self.dtype!r}")
         if self.threads is not None:
             _positive(self, "threads")

@@ -49,8 +49,6 @@ def build_engine(
     page_size = config.cache.page_size
     num_pages = 1 + -(-config.cache.num_tokens // page_size)
     drafts = config.speculation.drafter
-    if drafts not in ("auto", "ngram", "none"):
-        raise ModelError(f"drafter {drafts!r} is unknown: use auto, ngram or none")
     draft = draft if drafts == "auto" else None
     draft_config = read_draft_config(draft) if draft is not None else None
     target = Decoder.load(
@@ -104,6 +102,8 @@ def build_engine(
 
 def default_threads() -> int:
     """All cores but one: the event loop, or anybody else, needs the last.
+
+    The count is the process's, not the engine's: a second engine sets it for both.
 
     The kernels' threads wait for each other at the end of every operation. One of them losing its
     core for a moment makes all wait: on two cores a busy neighbour costs a factor of ten.

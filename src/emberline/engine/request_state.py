@@ -1,6 +1,7 @@
 """What the engine remembers of one request, and when its emitted run must end.
 
-Owned and changed by the scheduler alone. Knows token ids and counts, no tensors.
+The one mutable value of the engine: the scheduler changes pages and slot, the engine everything a step
+adds. Knows token ids and counts, no tensors.
 """
 
 from __future__ import annotations
