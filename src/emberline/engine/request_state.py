@@ -1,6 +1,6 @@
 """What the engine remembers of one request, and when its emitted run must end.
 
-The one mutable value of the engine: the scheduler changes pages and slot, the engine everything a step
+The one mutable value of the engine: the scheduler changes pages and slot, the engine what a step
 adds. Knows token ids and counts, no tensors.
 """
 
