@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from emberline.engine.detokenizer import TokenText
-from emberline.server.prompt_limit import max_token_bytes
+from emberline.server.prompt_limit import TextBound, text_bound
 from emberline.server.prompts import PromptEncoder
 from emberline.server.protocol import Message
 from emberline.types import InvalidRequest
@@ -241,12 +242,25 @@ def test_no_bound_where_text_can_vanish(lossy: dict[str, Any]) -> None:
         tokenizer_object=Tokenizer.from_str(make_tokenizer().backend_tokenizer.to_str())
     )
     backend = tokenizer.backend_tokenizer
-    assert max_token_bytes(tokenizer, TokenText(tokenizer), V) == len("<assistant>")
+
+    def bound() -> TextBound | None:
+        return text_bound(tokenizer, TokenText(tokenizer), V)
+
+    assert bound() == TextBound(len("<assistant>"))
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(" ", "_")])
-    assert max_token_bytes(tokenizer, TokenText(tokenizer), V) == 3 * len("<assistant>")
+    assert bound() == TextBound(3 * len("<assistant>"))
     for part, value in lossy.items():
         setattr(backend, part, value)
-    assert max_token_bytes(tokenizer, TokenText(tokenizer), V) is None
+    assert bound() is None
+
+
+def test_bytes_without_a_token_do_not_count() -> None:
+    state = json.loads(make_tokenizer().backend_tokenizer.to_str())
+    del state["model"]["vocab"]["x"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)))
+    bound = text_bound(tokenizer, TokenText(tokenizer), V)
+    assert bound == TextBound(len("<assistant>"), b"x")
+    assert len(tokenizer("axxb")["input_ids"]) == bound.num_bytes("axxb") == 2
 
 
 COMPLETION_ONLY = [

@@ -57,19 +57,16 @@ def graceful(grace_seconds: float, delay: float) -> Iterator[tuple[GracefulServe
 
 
 def start(url: str, pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
-    """One that runs streaming, one that waits for it; returns when the first one runs."""
-    asked = [
-        pool.submit(httpx.post, f"{url}/v1/completions", json={**LONG, **more}, timeout=30)
-        for more in ({"stream": True}, {})
-    ]
-    end = time.monotonic() + 10
-    while (
-        'num_requests_running{engine="0",model_name="tiny"} 1.0'
-        not in (shown := httpx.get(f"{url}/metrics").text)
-        or 'num_requests_waiting{engine="0",model_name="tiny"} 1.0' not in shown
-    ):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    """One that runs and streams, then one that waits for it."""
+    asked = []
+    for state, more in (("running", {"stream": True}), ("waiting", {})):
+        body = {**LONG, **more}
+        asked.append(pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=30))
+        wanted = f'num_requests_{state}{{engine="0",model_name="{NAME}"}} 1.0'
+        end = time.monotonic() + 10
+        while wanted not in httpx.get(f"{url}/metrics").text:
+            assert time.monotonic() < end
+            time.sleep(0.02)
     return asked
 
 

@@ -6,6 +6,7 @@ Owns when that can be known: only where no part of a text can vanish on its way 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from emberline.engine.detokenizer import TokenText
@@ -18,13 +19,25 @@ _SHRINKING = {"NFC": 3, "Prepend": 1, "Replace": 1, "ByteLevel": 1}
 _KEEPING = {"ByteLevel", "Digits", "Metaspace", "Split", "Punctuation"}
 
 
-def max_token_bytes(
-    tokenizer: PreTrainedTokenizerBase, text: TokenText, vocab_size: int
-) -> int | None:
-    """Most UTF-8 bytes of a text that one token can stand for; None if that has no bound.
+@dataclass(frozen=True, slots=True)
+class TextBound:
+    """How much text a token can stand for."""
 
-    A bound exists where every byte has a token of its own, so that nothing is unknown, and where
-    nothing is dropped or shortened before the tokens are found.
+    token_bytes: int  # most UTF-8 bytes a token
+    silent: bytes = b""  # bytes without a token, which add nothing
+
+    def num_bytes(self, text: str) -> int:
+        """The bytes of a text that need tokens."""
+        return len(text.encode().translate(None, self.silent))
+
+
+def text_bound(
+    tokenizer: PreTrainedTokenizerBase, text: TokenText, vocab_size: int
+) -> TextBound | None:
+    """The bound of a tokenizer; None if there is none.
+
+    There is one where bytes are the smallest tokens, so that none stands for an unknown word, and
+    where nothing is dropped or shortened before the tokens are found.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -37,10 +50,14 @@ def max_token_bytes(
     if any(token["lstrip"] or token["rstrip"] for token in state["added_tokens"]):
         return None  # such a token swallows any number of spaces
     pieces = [text.bytes_of(token_id) for token_id in range(vocab_size)]
-    if len({piece for piece in pieces if len(piece) == 1}) < 256:
+    silent = bytes(set(range(256)).difference(*(piece for piece in pieces if len(piece) == 1)))
+    by_bytes = any(step["type"] == "ByteLevel" for step in splitters)
+    if state["model"]["type"] != "BPE" or not (by_bytes or state["model"]["byte_fallback"]):
+        return None
+    if silent and (normalizers or not by_bytes):
         return None
     factor = max((_SHRINKING[step["type"]] for step in normalizers), default=1)
-    return factor * max(map(len, pieces))
+    return TextBound(factor * max(map(len, pieces)), silent)
 
 
 def _steps(state: dict[str, Any] | None, many: str) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jinja2 import TemplateError
 
 from emberline.engine.detokenizer import TokenText
-from emberline.server.prompt_limit import max_token_bytes
+from emberline.server.prompt_limit import TextBound, text_bound
 from emberline.server.protocol import Message
 from emberline.types import InvalidRequest
 
@@ -64,9 +64,9 @@ class PromptEncoder:
         )
 
     @cached_property
-    def _token_bytes(self) -> int | None:
-        """Most bytes of a text that a token covers; looks at every token, so not before a need."""
-        return max_token_bytes(self.tokenizer, self._text, self.vocab_size)
+    def _bound(self) -> TextBound | None:
+        """How much text a token can stand for; looks at every token, so not before a need."""
+        return text_bound(self.tokenizer, self._text, self.vocab_size)
 
     async def prompts(
         self,
@@ -169,9 +169,9 @@ class PromptEncoder:
 
     def _check_length(self, text: str, param: str) -> None:
         """Refuse a text that can never fit before the work of tokenising it."""
-        if len(text) <= LONG_TEXT or self._token_bytes is None:
+        if len(text) <= LONG_TEXT or self._bound is None:
             return
-        size, limit = len(text.encode()), self._token_bytes
+        size, limit = self._bound.num_bytes(text), self._bound.token_bytes
         if size > limit * self.max_model_len:
             raise InvalidRequest(
                 f"the prompt has {size} bytes; no token covers more than {limit} and the context "
