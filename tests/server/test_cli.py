@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import signal
@@ -13,7 +14,7 @@ import httpx
 import pytest
 from test_model_logprobs import GOLDEN, make_folder
 
-from emberline.cli.serve import banner
+from emberline.cli.serve import banner, serve
 
 EMBERLINE = [sys.executable, "-c", "from emberline.cli import main; main()"]
 
@@ -123,6 +124,12 @@ def test_serve_says_where_answers_and_ends_on_sigterm(folder: Path) -> None:
         rest = process.communicate(timeout=60)[1]
     assert process.returncode == 0
     assert "Traceback" not in rest
+
+
+def test_every_option_of_serve_is_documented() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    for name in set(inspect.signature(serve).parameters) - {"model"}:
+        assert f"`--{name.replace('_', '-')}`" in documented
 
 
 def test_a_taken_port_fails_before_anything_is_loaded(folder: Path) -> None:
