@@ -52,9 +52,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens a prompt")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, help="default: all cores but one")
     args = parser.parse_args()
     sets = prompt_sets.load(args.prompts, args.limit)
-    llm = LLM(config=EngineConfig(dtype=args.dtype))
+    llm = LLM(config=EngineConfig(dtype=args.dtype, threads=args.threads))
     plain = SamplingParams(temperature=args.temperature, max_tokens=args.tokens, seed=0)
     arms = [
         Arm("without draft", replace(plain, speculate=False)),

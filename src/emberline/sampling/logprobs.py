@@ -20,6 +20,7 @@ from emberline.batch import TokenScores
 from emberline.layout import Scored
 
 _CHUNK_ROWS = 8
+_SPARE_CANDIDATES = 16
 
 
 def score_tokens(logits: Scored, index: Tensor, token_ids: Tensor, num_top: int) -> TokenScores:
@@ -80,15 +81,16 @@ def _log_probs(logits: Tensor, index: Tensor) -> Tensor:
 
 
 def _top_ids(rows: Tensor, num_top: int) -> Tensor:
-    """[N, V] -> [N, L] ids by value, ties by id."""
-    values, ids = rows.topk(min(num_top + 1, rows.shape[-1]), dim=-1)
-    top = ids[:, :num_top]
-    # torch.topk leaves open which of equal values it takes, and in which order.
-    tied = (values[:, 1:] == values[:, :-1]).any(-1)
-    for n in tied.nonzero().squeeze(-1).tolist():
-        row, least = rows[n], values[n, num_top - 1]
-        above = top[n][~(row[top[n]] <= least)].sort().values
-        above = above[row[above].sort(descending=True, stable=True).indices]
-        level = (row == least).nonzero().squeeze(-1)
-        top[n] = torch.cat([above, level[: num_top - len(above)]])
-    return top
+    """[N, V] -> [N, L] ids by value, ties by id. torch.topk leaves the choice among ties open.
+
+    A few candidates more than asked for hold every tie across the cut, bfloat16 logits having many
+    of them; only where they do not is the whole row sorted.
+    """
+    vocab = rows.shape[-1]
+    values, ids = rows.topk(min(num_top + _SPARE_CANDIDATES, vocab), dim=-1)
+    whole = values.shape[-1] == vocab
+    if not whole and not bool((values[:, -1] < values[:, num_top - 1]).all()):
+        return rows.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]
+    by_id = ids.argsort(dim=-1)
+    by_value = values.gather(-1, by_id).argsort(dim=-1, descending=True, stable=True)
+    return ids.gather(-1, by_id).gather(-1, by_value)[:, :num_top]
