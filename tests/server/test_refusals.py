@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import json
 import socket
 import time
 from collections.abc import Iterator
@@ -12,16 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from emberline.engine.detokenizer import TokenText
-from emberline.server.prompt_limit import TextBound, text_bound
-from emberline.server.prompts import PromptEncoder
-from emberline.server.protocol import Message
-from emberline.types import InvalidRequest
-
-from support.serving import NAME, Server, make_tokenizer, saying_server, strict
+from support.serving import NAME, Server, saying_server, strict
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -206,61 +195,6 @@ def test_who_made_the_template_fail_is_named(server: Server) -> None:
     assert error["message"].endswith("refused these messages: no tools here")
     error = refused(server, CHAT, {"messages": tool, **broken}, "messages")
     assert error["message"].endswith("refused these messages")
-
-
-@pytest.mark.parametrize("said", ["", ": too loud"])
-def test_arguments_that_a_template_fails_on_are_not_blamed_on_the_messages(said: str) -> None:
-    tokenizer = copy.copy(make_tokenizer())
-    fails = "raise_exception('too loud')" if said else "loud + 1"
-    tokenizer.chat_template = "{% if loud %}{{ " + fails + " }}{% endif %}{{ messages[0].content }}"
-    encoder = PromptEncoder(tokenizer, TokenText(tokenizer), vocab_size=V, max_model_len=64)
-    messages = [Message(role="user", content="ab")]
-
-    def encode(**arguments: object) -> int:
-        prompt = encoder.chat(messages, add_generation_prompt=True, template_kwargs=arguments)
-        return len(asyncio.run(prompt).token_ids)
-
-    assert encode() == encode(loud="") == 2
-    with pytest.raises(InvalidRequest, match=f"refused these chat_template_kwargs{said}$") as seen:
-        encode(loud="yes")
-    assert seen.value.param == "chat_template_kwargs"
-
-
-@pytest.mark.parametrize(
-    "lossy",
-    [
-        {"normalizer": normalizers.Lowercase()},
-        {"normalizer": normalizers.Replace("  ", " ")},
-        {"normalizer": normalizers.Replace(Regex(" +"), " ")},
-        {"pre_tokenizer": pre_tokenizers.WhitespaceSplit()},
-        {"pre_tokenizer": pre_tokenizers.Split(" ", "removed")},
-    ],
-    ids=["lowercase", "replace", "regex", "spaces", "split"],
-)
-def test_no_bound_where_text_can_vanish(lossy: dict[str, Any]) -> None:
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(make_tokenizer().backend_tokenizer.to_str())
-    )
-    backend = tokenizer.backend_tokenizer
-
-    def bound() -> TextBound | None:
-        return text_bound(tokenizer, TokenText(tokenizer), V)
-
-    assert bound() == TextBound(len("<assistant>"))
-    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(" ", "_")])
-    assert bound() == TextBound(3 * len("<assistant>"))
-    for part, value in lossy.items():
-        setattr(backend, part, value)
-    assert bound() is None
-
-
-def test_bytes_without_a_token_do_not_count() -> None:
-    state = json.loads(make_tokenizer().backend_tokenizer.to_str())
-    del state["model"]["vocab"]["x"]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)))
-    bound = text_bound(tokenizer, TokenText(tokenizer), V)
-    assert bound == TextBound(len("<assistant>"), b"x")
-    assert len(tokenizer("axxb")["input_ids"]) == bound.num_bytes("axxb") == 2
 
 
 COMPLETION_ONLY = [
