@@ -48,7 +48,20 @@ def decode(figures: dict[str, Any]) -> str:
     return "\n".join(rows) + "\n\n" + ratios
 
 
-TABLES = {"acceptance-given": acceptance, "decode-cpu": decode}
+def footprint(figures: dict[str, Any]) -> str:
+    """Start-up and memory of the server."""
+    return (
+        f"Server: {figures['start_to_first_answer_seconds']:.1f} s from start to the first answered "
+        f"request on a warm cache, {figures['peak_mib_under_load'] / 1024:.2f} GiB at most with "
+        f"{figures['concurrency']} requests of 1,000 tokens side by side."
+    )
+
+
+TABLES = {
+    "acceptance-given": acceptance,
+    "decode-cpu": decode,
+    "server-footprint": footprint,
+}
 
 
 def filled(readme: str) -> str:
