@@ -51,8 +51,8 @@ def decode(figures: dict[str, Any]) -> str:
 def footprint(figures: dict[str, Any]) -> str:
     """Start-up and memory of the server."""
     return (
-        f"Server: {figures['start_to_first_answer_seconds']:.1f} s from start to the first answered "
-        f"request on a warm cache, {figures['peak_mib_under_load'] / 1024:.2f} GiB at most with "
+        f"Server: {figures['start_to_first_answer_seconds']:.1f} s from start to the first "
+        f"answered request on a warm cache, {figures['peak_mib_under_load'] / 1024:.2f} GiB at most with "
         f"{figures['concurrency']} requests of 1,000 tokens side by side."
     )
 

@@ -70,6 +70,7 @@ def main() -> None:
         first_answer()
         seconds = time.monotonic() - started
         idle = peak_mib(server.pid)
+        info = httpx.get(f"{URL}/server_info").raise_for_status().json()
         began = time.monotonic()
         with ThreadPoolExecutor(args.concurrency) as pool:
             counts = list(pool.map(lambda i: load(i, args.tokens), range(args.concurrency)))
@@ -85,6 +86,7 @@ def main() -> None:
         "concurrency": args.concurrency,
         "completion_tokens": sum(counts),
         "load_seconds": round(busy, 1),
+        "threads": info["threads"],  # the server's, not this program's
     }
     for name, value in figures.items():
         print(f"{name:32} {value}")
