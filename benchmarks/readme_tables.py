@@ -50,10 +50,10 @@ def decode(figures: dict[str, Any]) -> str:
 
 def footprint(figures: dict[str, Any]) -> str:
     """Start-up and memory of the server."""
+    start, peak = figures["start_to_first_answer_seconds"], figures["peak_mib_under_load"] / 1024
     return (
-        f"Server: {figures['start_to_first_answer_seconds']:.1f} s from start to the first "
-        f"answered request on a warm cache, {figures['peak_mib_under_load'] / 1024:.2f} GiB at most with "
-        f"{figures['concurrency']} requests of 1,000 tokens side by side."
+        f"Server: {start:.1f} s from start to the first answered request on a warm cache, "
+        f"{peak:.2f} GiB at most with {figures['concurrency']} requests of 1,000 tokens at once."
     )
 
 
