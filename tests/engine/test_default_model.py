@@ -138,6 +138,7 @@ def test_a_seeded_text_is_the_same_with_and_without_draft_and_beside_others():
 def test_stops_in_the_middle_of_an_accepted_block():
     llm, bare = variant("float32"), variant("float32", drafts=False)
     base = ask(bare, SamplingParams(temperature=0, max_tokens=40, logprobs=2), QUESTIONS[1:2])[0]
+    num_tried = 0
     for end in range(5, 30, 5):
         # A stop string that straddles two tokens, ending in the middle of some block.
         two = llm.tokenizer.decode(base.token_ids[end - 1 : end + 1])
@@ -145,6 +146,7 @@ def test_stops_in_the_middle_of_an_accepted_block():
         first = base.text.find(stop)
         if first < 0 or not stop:
             continue
+        num_tried += 1
         params = SamplingParams(temperature=0, max_tokens=40, logprobs=2, stop=[stop])
         got = ask(llm, params, QUESTIONS[1:2])[0]
         expected = ask(bare, params, QUESTIONS[1:2])[0]
@@ -154,3 +156,4 @@ def test_stops_in_the_middle_of_an_accepted_block():
         assert got.finish_reason is FinishReason.STOP
         assert got.stop_reason == stop
         assert len(got.logprobs) == len(got.token_ids)
+    assert num_tried >= 3
