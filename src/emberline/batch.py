@@ -77,9 +77,20 @@ class TargetOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class StepShape:
+    """What the host knows of a step before anything is drafted: all that a depth may depend on."""
+
+    num_known: int  # tokens forwarded besides drafts: prompt chunks and anchors
+    num_emitting: int  # requests that emit at least one token
+    serials: tuple[int, ...]  # [B], name of each request in this engine, never used again
+    draft_limits: tuple[int, ...]  # [B], most drafts each may draw; 0: it does not draft
+
+
+@dataclass(frozen=True, slots=True)
 class DraftContext:
     """What a drafter may know. Only requests that draft are in it: B here is their number."""
 
+    num_drafts: int  # K of the proposal, 1 .. the drafter's own maximum
     req_index: Tensor  # [B] int64, slot of the request
     anchors: Tensor  # [B] int64, last committed token: emitted, no KV yet
     positions: Tensor  # [B] int64, the anchor's position = tokens with KV before it
@@ -96,7 +107,7 @@ class DraftContext:
 class DraftProposal:
     """Drafts, and exactly what they were drawn from."""
 
-    token_ids: Tensor  # [B, K] int64
+    token_ids: Tensor  # [B, K] int64, K = `DraftContext.num_drafts`
     num_drafted: Tensor  # [B] int64, 0 .. K
     logits: Tensor | None  # [B, K, V] float: q = softmax of it; None: each draft is a point mass
     confidence: Tensor | None  # [B, K] float32 in [0, 1], each given that all before it survived

@@ -223,6 +223,7 @@ class World:
         index = torch.tensor(reqs)
         lengths = torch.tensor(LENGTHS)[index]
         context = DraftContext(
+            num_drafts=self.drafter.max_draft_tokens,
             req_index=index,
             anchors=self.tokens[index, lengths],
             positions=lengths,

@@ -114,6 +114,7 @@ def propose(drafter: Drafter, runs: list[Run], page_table: torch.Tensor) -> Draf
         history[run.index, : len(run.tokens)] = torch.tensor(run.tokens)
     return drafter.propose(
         DraftContext(
+            num_drafts=drafter.max_draft_tokens,
             req_index=index,
             anchors=torch.tensor([run.tokens[-1] for run in runs]),
             positions=torch.tensor([len(run.tokens) - 1 for run in runs]),

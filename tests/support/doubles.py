@@ -16,6 +16,7 @@ from emberline.batch import (
     ForwardBatch,
     KVSpec,
     Purpose,
+    StepShape,
     TargetOutput,
 )
 from emberline.layout import Scored
@@ -108,7 +109,7 @@ class ScriptedDrafter:
         ends = context.positions.tolist()
         prefixes = [tuple(row[: end + 1]) for row, end in zip(rows, ends, strict=True)]
         ids, logits, confidence, goes_on = [], [], [], []
-        for index in range(self.max_draft_tokens):
+        for index in range(context.num_drafts):
             goes_on.append([self.goes_on(prefix) for prefix in prefixes])
             if self.confidence is not None:
                 confidence.append([self.confidence(prefix) for prefix in prefixes])
@@ -143,15 +144,18 @@ class ScriptedDrafter:
 
 
 class ScriptedPlanner:
-    """Verifies as many drafts as a function of (drafts, confidences) says, within the limits."""
+    """Verifies as many drafts as a function of (drafts, confidences) says, of what is drafted."""
 
     def __init__(self, rule: Callable[[Sequence[int], Sequence[float]], int]) -> None:
         self.rule = rule
 
-    def admit(self, proposal: DraftProposal, limits: Tensor) -> Admission:
+    def depths(self, shape: StepShape) -> tuple[int, ...]:
+        return shape.draft_limits
+
+    def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         ids = proposal.token_ids.tolist()
         blank: list[list[float]] = [[]] * len(ids)
         sure = blank if proposal.confidence is None else proposal.confidence.tolist()
         lens = torch.tensor([self.rule(*row) for row in zip(ids, sure, strict=True)])
-        admitted = torch.minimum(lens, torch.minimum(proposal.num_drafted, limits))
+        admitted = torch.minimum(lens, proposal.num_drafted)
         return Admission(admitted, int(admitted.sum()))

@@ -126,7 +126,7 @@ class PrefixDrafter:
             seen = self.committed[int(context.req_index[b])]
             assert prefix[:-1] == [seen[p] for p in range(position)], "stale history"
             row_ids, row_logits, row_confidence = [], [], []
-            for k in range(self.max_draft_tokens):
+            for k in range(context.num_drafts):
                 where = position + k + 1
                 base = self.target.logits_after(prefix)
                 if self.wrong_every and where % self.wrong_every == 0:
@@ -150,7 +150,7 @@ class PrefixDrafter:
             confidence.append(row_confidence)
         return DraftProposal(
             token_ids=torch.tensor(ids),
-            num_drafted=torch.full((len(ids),), self.max_draft_tokens),
+            num_drafted=torch.full((len(ids),), context.num_drafts),
             logits=torch.stack(logits) if context.need_logits else None,
             confidence=torch.tensor(confidence),
         )
@@ -184,8 +184,8 @@ class ConstantDrafter:
     def propose(self, context: DraftContext) -> DraftProposal:
         num_reqs = len(context.anchors)
         return DraftProposal(
-            token_ids=torch.full((num_reqs, self.max_draft_tokens), self.token_id),
-            num_drafted=torch.full((num_reqs,), self.max_draft_tokens),
+            token_ids=torch.full((num_reqs, context.num_drafts), self.token_id),
+            num_drafted=torch.full((num_reqs,), context.num_drafts),
             logits=None,
             confidence=None,
         )

@@ -23,6 +23,7 @@ def propose(drafter: NGramDrafter, *histories: list[int]) -> DraftProposal:
         history[slot, : len(tokens)] = torch.tensor(tokens)
     return drafter.propose(
         DraftContext(
+            num_drafts=drafter.max_draft_tokens,
             req_index=torch.tensor(slots),
             anchors=torch.tensor([tokens[-1] for tokens in histories]),
             positions=torch.tensor([len(tokens) - 1 for tokens in histories]),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from emberline.batch import Admission, DraftProposal
+from emberline.batch import Admission, DraftProposal, StepShape
 from emberline.verify.planner import Planner, Threshold, VerifyAll
 
 NAN = float("nan")
@@ -26,7 +28,10 @@ def propose(
 
 
 def admitted(planner: Planner, proposal: DraftProposal, limits: list[int]) -> list[int]:
-    admission = planner.admit(proposal, torch.tensor(limits))
+    shape = StepShape(len(limits), len(limits), tuple(range(len(limits))), tuple(limits))
+    assert planner.depths(shape) == tuple(limits)
+    drawn = torch.minimum(proposal.num_drafted, torch.tensor(limits))
+    admission = planner.admit(replace(proposal, num_drafted=drawn), shape)
     lens: list[int] = admission.num_admitted.tolist()
     assert admission.num_draft_tokens == sum(lens)
     return lens
@@ -106,7 +111,10 @@ def test_an_admission_never_looks_at_the_token_it_admits(
 class Peeking:
     """What a policy must not be: it drops drafts by their value."""
 
-    def admit(self, proposal: DraftProposal, limits: Tensor) -> Admission:
+    def depths(self, shape: StepShape) -> tuple[int, ...]:
+        return shape.draft_limits
+
+    def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         keep = (proposal.token_ids < 3).long().cumprod(-1).sum(-1)
         return Admission(keep, int(keep.sum()))
 

@@ -59,9 +59,9 @@ class BlockDrafter:
     def run_block(self, context: DraftContext) -> tuple[Tensor, Tensor]:
         """Hidden states [B, K, D] and base logits [B, K, V] of the slots that draft."""
         hidden = self._backbone.forward(context.anchors, context.positions, context.page_table)
-        hidden = hidden[:, : self._num_drafts]
+        hidden = hidden[:, : context.num_drafts]
         base = self._head(hidden.flatten(0, 1))
-        return hidden, base.view(hidden.shape[0], self._num_drafts, -1)
+        return hidden, base.view(hidden.shape[0], context.num_drafts, -1)
 
 
 def limit_drafts(most: int, wanted: int | None) -> int:

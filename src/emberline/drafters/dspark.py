@@ -162,7 +162,7 @@ class DSparkDrafter(BlockDrafter):
         purposes = draft_purposes(context)
         previous_ids, state = context.anchors, None
         token_ids, drawn, embedded = [], [], []
-        for slot in range(self.max_draft_tokens):
+        for slot in range(context.num_drafts):
             previous = self._markov.embed(previous_ids)
             bias, state = self._markov.step(hidden[:, slot], previous, state)
             keys = DrawKeys(context.seeds, context.positions + (slot + 1), purposes)
@@ -177,7 +177,7 @@ class DSparkDrafter(BlockDrafter):
             confidence = self._confidence(hidden, torch.stack(embedded, dim=1))
         return DraftProposal(
             token_ids=torch.stack(token_ids, dim=1),
-            num_drafted=torch.full_like(context.anchors, self.max_draft_tokens),
+            num_drafted=torch.full_like(context.anchors, context.num_drafts),
             logits=torch.stack(drawn, dim=1) if drawn else None,
             confidence=confidence,
         )

@@ -49,18 +49,19 @@ class NGramDrafter:
 
     def propose(self, context: DraftContext) -> DraftProposal:
         """Draft up to K tokens a request; requests without a match draft none."""
-        token_ids = context.anchors.new_zeros(context.anchors.shape[0], self._num_drafts)
+        token_ids = context.anchors.new_zeros(context.anchors.shape[0], context.num_drafts)
         num_drafted = torch.zeros_like(context.anchors)
         for row, (slot, position) in enumerate(
             zip(context.req_index.tolist(), context.positions.tolist(), strict=True)
         ):
-            continuation = self._continuation(context.history[slot, : position + 1])
+            tokens = context.history[slot, : position + 1]
+            continuation = self._continuation(tokens, context.num_drafts)
             token_ids[row, : len(continuation)] = continuation
             num_drafted[row] = len(continuation)
         return DraftProposal(token_ids, num_drafted, logits=None, confidence=None)
 
-    def _continuation(self, tokens: Tensor) -> Tensor:
-        """What followed the longest earlier match of the end of `tokens` [L]; up to [K]."""
+    def _continuation(self, tokens: Tensor, num_drafts: int) -> Tensor:
+        """What followed the longest earlier match of the end of `tokens` [L]; up to [num_drafts]."""
         length = tokens.shape[0]
         # ends[i]: the n tokens up to and with i equal the last n; narrowed as n grows.
         ends = torch.ones(length - 1, dtype=torch.bool, device=tokens.device)
@@ -75,4 +76,4 @@ class NGramDrafter:
                 best = int(found[-1]) + 1
         if best is None:
             return tokens[:0]
-        return tokens[best : best + self._num_drafts]
+        return tokens[best : best + num_drafts]

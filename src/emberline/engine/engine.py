@@ -16,6 +16,7 @@ from emberline.engine.scheduler import ScheduledRequest, Scheduler
 from emberline.engine.scoring import score_emitted, score_prompts
 from emberline.engine.step import StepParts, StepResult, run_step
 from emberline.engine.step_inputs import build_inputs
+from emberline.engine.trace import BlockTrace, Observer
 from emberline.sampling.keys import request_seed
 from emberline.types import (
     EngineSnapshot,
@@ -35,7 +36,10 @@ BROKEN_ERROR = (
 
 
 class Engine:
-    """Continuous batching over one target and at most one drafter. Not thread-safe."""
+    """Continuous batching over one target and at most one drafter. Not thread-safe.
+
+    `observer`, where one is set, is told each step's blocks of a drafter that has confidences.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,8 @@ class Engine:
         self._states: dict[str, RequestState] = {}
         self._totals = EngineSnapshot()
         self._pace = Pace()
+        self._num_added = 0
+        self.observer: Observer | None = None
 
     @property
     def has_work(self) -> bool:
@@ -79,10 +85,12 @@ class Engine:
             length_limit=limit,
             stop_ids=frozenset() if params.ignore_eos else self.parts.eos_ids,
             token_ids=list(request.prompt_token_ids),
+            serial=self._num_added,
             prompt_scores=None if params.prompt_logprobs is None else [],
         )
         self._scheduler.add(state, self._pace.seconds_to_next())
         self._states[request.request_id] = state
+        self._num_added += 1
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step. Unknown or finished ids are ignored."""
@@ -117,6 +125,8 @@ class Engine:
         inputs = build_inputs(plan, parts.eos_ids, parts.history.device)
         result = run_step(parts, inputs)
         broken = self._broken(result)
+        if self.observer is not None:
+            self.observer(_blocks(plan, result))
         records = score_emitted(plan, result)
         score_prompts(plan, result)
         return self._commit(plan, result, records, broken)
@@ -310,3 +320,22 @@ class Engine:
                 f"use max_tokens of at most {limit - num_prompt}",
                 "max_tokens",
             )
+
+
+def _blocks(plan: list[ScheduledRequest], result: StepResult) -> list[BlockTrace]:
+    """What was drafted with a confidence, verified and accepted, by request."""
+    if result.confidence is None:
+        return []
+    columns = zip(
+        plan,
+        result.confidence.tolist(),
+        result.num_drafted.tolist(),
+        result.num_admitted.tolist(),
+        result.verdict.num_accepted.tolist(),
+        strict=True,
+    )
+    return [
+        BlockTrace(entry.state.request.request_id, tuple(sure[:drafted]), admitted, accepted)
+        for entry, sure, drafted, admitted, accepted in columns
+        if drafted
+    ]

@@ -40,6 +40,7 @@ class RequestState:
     length_limit: int  # most tokens the sequence may hold, prompt included
     stop_ids: frozenset[int]  # EOS of the model, or nothing under ignore_eos
     token_ids: list[int]
+    serial: int = 0  # name among all requests of the engine, in order of arrival
     num_computed: int = 0  # tokens with target KV
     pages: list[int] = field(default_factory=list)
     slot: int = -1  # row of the token table while running

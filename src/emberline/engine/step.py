@@ -18,6 +18,7 @@ from emberline.batch import (
     DraftProposal,
     Draws,
     ForwardBatch,
+    StepShape,
     TargetOutput,
     Verdict,
 )
@@ -54,6 +55,7 @@ class StepResult:
 
     layout: TokenLayout
     num_drafted: Tensor  # [B] int64
+    confidence: Tensor | None  # [B, K] float32
     num_admitted: Tensor  # [B] int64
     verdict: Verdict
     raw_logits: Scored  # [Q, V]
@@ -63,8 +65,9 @@ class StepResult:
 @torch.inference_mode()
 def run_step(parts: StepParts, inputs: StepInputs) -> StepResult:
     """Run one step for B >= 1 requests."""
-    proposal = propose(parts, inputs)
-    admission = admit(parts, inputs, proposal)
+    shape = choose_depths(parts, inputs.shape)
+    proposal = propose(parts, inputs, shape)
+    admission = admit(parts, inputs, proposal, shape)
     layout = lay_out(parts, inputs, admission)
     batch = forward_batch(parts, inputs, proposal, layout)
     output = parts.target.forward(batch)
@@ -82,10 +85,11 @@ def run_step(parts: StepParts, inputs: StepInputs) -> StepResult:
     )
     if parts.drafter is not None:
         parts.drafter.observe(committed_tokens(inputs, batch, output, verdict))
-    nothing = torch.zeros_like(inputs.draft_limits)
+    nothing = torch.zeros_like(inputs.known_lens)
     return StepResult(
         layout=layout,
         num_drafted=proposal.num_drafted if proposal is not None else nothing,
+        confidence=proposal.confidence if proposal is not None else None,
         num_admitted=admission.num_admitted,
         verdict=verdict,
         raw_logits=output.logits,
@@ -93,12 +97,26 @@ def run_step(parts: StepParts, inputs: StepInputs) -> StepResult:
     )
 
 
-def propose(parts: StepParts, inputs: StepInputs) -> DraftProposal | None:
+def choose_depths(parts: StepParts, shape: StepShape) -> StepShape:
+    """The shape with limits no wider than the planner wants blocks drawn.
+
+    Settled before anything is drawn, so that what the planner does not want costs no draft work.
+    """
+    if parts.drafter is None:
+        return shape
+    return replace(shape, draft_limits=parts.planner.depths(shape))
+
+
+def propose(parts: StepParts, inputs: StepInputs, shape: StepShape) -> DraftProposal | None:
     """Drafts of all B requests, none for those that do not draft; None if nobody does."""
-    some = inputs.drafting
-    if parts.drafter is None or not len(some):
+    depths = shape.draft_limits
+    num_drafts = max(depths)
+    if parts.drafter is None or not num_drafts:
         return None
-    everyone = len(some) == len(inputs.draft_limits)
+    device = inputs.known_lens.device
+    depth = torch.tensor(depths, dtype=torch.int64, device=device)
+    some = torch.tensor([i for i, d in enumerate(depths) if d], dtype=torch.int64, device=device)
+    everyone = len(some) == len(depths)
 
     def of(x: Tensor) -> Tensor:
         return x if everyone else x[some]
@@ -106,6 +124,7 @@ def propose(parts: StepParts, inputs: StepInputs) -> DraftProposal | None:
     proposal = sane(
         parts.drafter.propose(
             DraftContext(
+                num_drafts=num_drafts,
                 req_index=of(inputs.req_index),
                 # A drafting request has one known token, its anchor.
                 anchors=of(inputs.known_ids[torch.cumsum(inputs.known_lens, 0) - 1]),
@@ -120,16 +139,13 @@ def propose(parts: StepParts, inputs: StepInputs) -> DraftProposal | None:
             )
         )
     )
-    if everyone:
-        return proposal
-    num_reqs = len(inputs.draft_limits)
 
     def spread(x: Tensor) -> Tensor:
-        return x.new_zeros((num_reqs, *x.shape[1:])).index_copy_(0, some, x)
+        return x if everyone else x.new_zeros((len(depths), *x.shape[1:])).index_copy_(0, some, x)
 
     return DraftProposal(
         token_ids=spread(proposal.token_ids),
-        num_drafted=spread(proposal.num_drafted),
+        num_drafted=torch.minimum(spread(proposal.num_drafted), depth),
         logits=None if proposal.logits is None else spread(proposal.logits),
         confidence=None if proposal.confidence is None else spread(proposal.confidence),
     )
@@ -146,11 +162,13 @@ def sane(proposal: DraftProposal) -> DraftProposal:
     return replace(proposal, num_drafted=torch.minimum(proposal.num_drafted, finite))
 
 
-def admit(parts: StepParts, inputs: StepInputs, proposal: DraftProposal | None) -> Admission:
-    """How many of its drafts each request verifies, within the limits that the host has set."""
+def admit(
+    parts: StepParts, inputs: StepInputs, proposal: DraftProposal | None, shape: StepShape
+) -> Admission:
+    """How many of its drafts each request verifies."""
     if proposal is None:
-        return Admission(torch.zeros_like(inputs.draft_limits), 0)
-    return parts.planner.admit(proposal, inputs.draft_limits)
+        return Admission(torch.zeros_like(inputs.known_lens), 0)
+    return parts.planner.admit(proposal, shape)
 
 
 def lay_out(parts: StepParts, inputs: StepInputs, admission: Admission) -> TokenLayout:
@@ -162,7 +180,7 @@ def lay_out(parts: StepParts, inputs: StepInputs, admission: Admission) -> Token
         inputs.known_lens + admitted,
         torch.where(inputs.samples, admitted + 1, 0),
         scored_lens=inputs.scored_lens + admitted,
-        num_tokens=inputs.num_known + num_draft_tokens,
+        num_tokens=inputs.shape.num_known + num_draft_tokens,
         num_scored=inputs.num_scored_known + num_draft_tokens,
         kind=parts.layout,
         width=1 + most_drafts,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from emberline.batch import StepShape
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.sampling.processors import SamplingBatch
 
@@ -16,15 +17,13 @@ from emberline.sampling.processors import SamplingBatch
 class StepInputs:
     """One step as the host sees it. B requests; their drafts are not known yet."""
 
-    num_known: int  # sum of known_lens
+    shape: StepShape
     num_scored_known: int  # sum of scored_lens
-    known_ids: Tensor  # [num_known] int64, request-major
+    known_ids: Tensor  # [shape.num_known] int64, request-major
     known_lens: Tensor  # [B] int64, tokens forwarded before any draft
     start_positions: Tensor  # [B] int64, position of the first of them
     scored_lens: Tensor  # [B] int64, trailing known tokens that get logits
     samples: Tensor  # [B] bool, whether a token is emitted after the last of them
-    draft_limits: Tensor  # [B] int64
-    drafting: Tensor  # [D] int64, requests with a draft limit above 0
     next_known: Tensor  # [B] int64, the token after the known ones where the prompt goes on, else 0
     page_table: Tensor  # [B, M] int64, padded with page 0
     req_index: Tensor  # [B] int64
@@ -54,17 +53,20 @@ def build_inputs(
         goes_on = end < len(entry.state.token_ids)
         next_known.append(entry.state.token_ids[end] if goes_on else 0)
     width = max(len(state.pages) for state in states)
-    drafting = [index for index, entry in enumerate(plan) if entry.draft_limit > 0]
+    limits = [entry.draft_limit for entry in plan]
     return StepInputs(
-        num_known=len(known),
+        shape=StepShape(
+            num_known=len(known),
+            num_emitting=sum(entry.samples for entry in plan),
+            serials=tuple(state.serial for state in states),
+            draft_limits=tuple(limits),
+        ),
         num_scored_known=sum(entry.num_scored for entry in plan),
         known_ids=ints(known),
         known_lens=ints([entry.num_known for entry in plan]),
         start_positions=ints([state.num_computed for state in states]),
         scored_lens=ints([entry.num_scored for entry in plan]),
         samples=torch.tensor([entry.samples for entry in plan], device=device),
-        draft_limits=ints([entry.draft_limit for entry in plan]),
-        drafting=ints(drafting),
         next_known=ints(next_known),
         page_table=torch.tensor(
             [state.pages + [0] * (width - len(state.pages)) for state in states],
@@ -76,7 +78,10 @@ def build_inputs(
         temperatures=torch.tensor([p.temperature for p in params], device=device),
         greedy=torch.tensor([p.greedy for p in params], device=device),
         coupled=torch.tensor([p.coupled for p in params], device=device),
-        need_draft_logits=any(not params[i].greedy and not params[i].coupled for i in drafting),
+        need_draft_logits=any(
+            limit and not p.greedy and not p.coupled
+            for limit, p in zip(limits, params, strict=True)
+        ),
         sampling=SamplingBatch.build(
             params=params,
             prompt_ids=[state.request.prompt_token_ids for state in states],

@@ -1,47 +1,65 @@
-"""How many drafts of each block are verified.
+"""How many drafts are drawn, and how many of them are verified.
 
-Owns the policies. Must not know layouts, requests or models: a policy turns confidences and limits
-into lengths.
+Owns the policies. Must not know layouts, requests or models: a policy turns confidences, limits and
+costs into lengths.
 
 Whatever the policy, the accept rules stay exact only if the admission of draft k depends neither on
 the value of draft k nor on that of a later one. Given the drafts before k, the window then reaches
 k or not independently of what draft k is, and the token emitted at k has the target's law
 either way. (The confidence of draft k itself may be read: a drafter computes it before it draws k,
-from the drafts before.)
+from the drafts before.) How deep a block is drawn is settled before any of it is drawn, so no depth
+can depend on a draft of its own step.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from emberline.batch import Admission, DraftProposal
+from emberline.batch import Admission, DraftProposal, StepShape
+from emberline.verify.outlook import Confidences, Outlook, Ranked, tokens_per_second
+from emberline.verify.step_cost import StepCosts
 
 
 class Planner(Protocol):
     """A policy of verification."""
 
-    def admit(self, proposal: DraftProposal, limits: Tensor) -> Admission:
+    def depths(self, shape: StepShape) -> tuple[int, ...]:
+        """Choose how many drafts of each block to draw at most, before anything is drawn.
+
+        Asked once a step, whether or not anybody may draft.
+
+        Returns:
+            [B], each within `shape.draft_limits`; all 0: nobody drafts in this step.
+        """
+        ...
+
+    def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         """Choose how many leading drafts of each request to verify.
 
         Args:
-            proposal: drafts of B requests with their confidences.
-            limits: [B] int64, the most drafts each may verify, known to the host beforehand.
+            proposal: drafts of B requests with their confidences, drawn within `depths`.
+            shape: of the same step, its draft limits being those depths.
         """
         ...
 
 
 class VerifyAll:
-    """Verify every draft, within the limits.
+    """Verify every draft.
 
     Does not look at the token it admits: it looks at no token and no confidence at all.
     """
 
-    def admit(self, proposal: DraftProposal, limits: Tensor) -> Admission:
-        """All that was drafted, up to the limit."""
-        return _admission(torch.minimum(proposal.num_drafted, limits))
+    def depths(self, shape: StepShape) -> tuple[int, ...]:
+        """As deep as allowed."""
+        return shape.draft_limits
+
+    def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:  # noqa: ARG002
+        """All that was drafted."""
+        return _admission(proposal.num_drafted)
 
 
 class Threshold:
@@ -61,14 +79,90 @@ class Threshold:
             raise ValueError(f"threshold must be in [0, 1], got {threshold}")
         self._threshold = threshold
 
-    def admit(self, proposal: DraftProposal, limits: Tensor) -> Admission:
-        """The prefix over the threshold, up to the limit."""
-        bound = torch.minimum(proposal.num_drafted, limits)
+    def depths(self, shape: StepShape) -> tuple[int, ...]:
+        """As deep as allowed."""
+        return shape.draft_limits
+
+    def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:  # noqa: ARG002
+        """The prefix over the threshold."""
         if proposal.confidence is None:
-            return _admission(bound)
+            return _admission(proposal.num_drafted)
         survival = proposal.confidence.nan_to_num(0.0).cumprod(-1)
         prefix = (survival >= self._threshold).long().cumprod(-1).sum(-1)
-        return _admission(torch.minimum(prefix, bound))
+        return _admission(torch.minimum(prefix, proposal.num_drafted))
+
+
+class CausalGreedy:
+    """Admit drafts by falling survival for as long as that raises the tokens a second.
+
+    Drafts enter one by one, the likeliest of all requests first, and the first one that would
+    lower Theta (`outlook.tokens_per_second`) ends it: DSpark, Algorithm 1. How deep blocks are
+    drawn, and whether at all, is the `Outlook`'s to say. Without confidences every draft is
+    verified.
+
+    Does not look at the token it admits: survival falls along a block, so whether k is in reads
+    confidences up to k of its own block (computed before k is drawn) and those of other requests,
+    whose draws are independent of it. **The stop is what makes it so.** A search past the first
+    decline would admit k because of what comes after it, the later survivals of its own block among
+    them, and those know which token k is (appendix A of the paper; a test shows the bias).
+    """
+
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = costs
+        self._outlook = Outlook()
+
+    def depths(self, shape: StepShape) -> tuple[int, ...]:
+        """The depth that the outlook favours."""
+        return self._outlook.depths(shape, self._costs)
+
+    def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
+        """By current survival, up to the first decline."""
+        if proposal.confidence is None:
+            return _admission(proposal.num_drafted)
+        now = Confidences.of(proposal)
+        self._outlook.note(shape, now)
+        ranked = now.ranked()
+        declines = np.diff(tokens_per_second(ranked, shape, self._costs)) < 0
+        budget = int(declines.argmax()) if declines.any() else len(declines)
+        return _allocation(ranked, budget, proposal)
+
+
+class LaggedTopK:
+    """A budget from confidences two steps old, spent on the likeliest drafts of now.
+
+    The budget is the m of the highest Theta over all m, for the survivals that the `Outlook`
+    expects: what an engine can know whose host runs a step behind its device. It counts steps,
+    never time. The allocation is by current survival, ties to the earlier position, then to the
+    earlier request. Without confidences every draft is verified.
+
+    Does not look at the token it admits: the budget and the depth were settled before anything was
+    drawn. Given them, k of a block is in if fewer than m drafts rank before it. Of its own block
+    those are the earlier ones, never a later one (survival never rises along a block, and a tie
+    goes to the earlier position). So whether k is in reads confidences up to k of its own block.
+    """
+
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = costs
+        self._outlook = Outlook()
+
+    def depths(self, shape: StepShape) -> tuple[int, ...]:
+        """The depth that the outlook favours."""
+        return self._outlook.depths(shape, self._costs)
+
+    def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
+        """The expected best budget, by current survival."""
+        if proposal.confidence is None:
+            return _admission(proposal.num_drafted)
+        # How many drafts there are may depend on them: the budget looks at what was asked for.
+        expected = self._outlook.expected(shape).ranked()
+        budget = int(tokens_per_second(expected, shape, self._costs).argmax())
+        now = Confidences.of(proposal)
+        self._outlook.note(shape, now)
+        return _allocation(now.ranked(), budget, proposal)
+
+
+def _allocation(ranked: Ranked, budget: int, proposal: DraftProposal) -> Admission:
+    return _admission(torch.from_numpy(ranked.lens(budget)).to(proposal.num_drafted.device))
 
 
 def _admission(num_admitted: Tensor) -> Admission:
