@@ -61,7 +61,7 @@ class NGramDrafter:
         return DraftProposal(token_ids, num_drafted, logits=None, confidence=None)
 
     def _continuation(self, tokens: Tensor, num_drafts: int) -> Tensor:
-        """What followed the longest earlier match of the end of `tokens` [L]; up to [num_drafts]."""
+        """What followed the longest earlier match of the end of `tokens` [L], up to a limit."""
         length = tokens.shape[0]
         # ends[i]: the n tokens up to and with i equal the last n; narrowed as n grows.
         ends = torch.ones(length - 1, dtype=torch.bool, device=tokens.device)
