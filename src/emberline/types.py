@@ -13,6 +13,7 @@ MAX_TOP_LOGPROBS = 1024
 MAX_CHOICES = 128
 MIN_TEMPERATURE = 1e-5
 """Temperatures under this are greedy in all but name, and logits divided by them could overflow."""
+MAX_TIMEOUT = 7 * 24 * 3600.0
 LOGPROB_FLOOR = -9999.0
 """What JSON carries for a log-probability of minus infinity, so that every number is finite."""
 
@@ -31,6 +32,10 @@ class QueueFull(RuntimeError):
     def __init__(self, limit: int, retry_after: int = 1) -> None:
         super().__init__(f"the queue of {limit} requests is full; try again in {retry_after} s")
         self.retry_after = retry_after
+
+
+TIMED_OUT = "timeout"
+"""`stop_reason` of a request that was aborted because its time was over."""
 
 
 class FinishReason(StrEnum):
@@ -157,6 +162,13 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     choice: int = 0  # distinguishes the draws of choices that share a seed
+    priority: int = 0  # lower runs earlier, ties by arrival
+    timeout: float | None = None  # seconds from its arrival at the engine to its end; None = none
+
+    def __post_init__(self) -> None:
+        _is_int("priority", self.priority, -(2**31), 2**31 - 1)
+        if self.timeout is not None:
+            _in_range("timeout", self.timeout, 0.0, MAX_TIMEOUT, low_open=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +260,10 @@ class EngineSnapshot:
 
     num_running: int = 0
     num_waiting: int = 0
-    kv_usage: float = 0.0  # share of the pages in use, 0 .. 1
+    kv_usage: float = 0.0  # share of the pages that running requests hold, 0 .. 1
+    num_cached_pages_share: float = 0.0  # share that only the prefix cache holds, 0 .. 1
+    prefix_query_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    prefix_hit_tokens: int = 0  # of those, found
     num_engine_steps: int = 0
     num_preemptions: int = 0
     prompt_tokens: int = 0
