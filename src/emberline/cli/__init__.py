@@ -12,6 +12,7 @@ COMMANDS = {
     "generate": "Answer one prompt in the terminal.",
     "train": "Train a draft for a model.",
     "export": "Write a trained draft as a checkpoint of a public dialect.",
+    "bench": "Measure a server: bench serve.",
 }
 
 
@@ -27,7 +28,10 @@ def make_app(verb: str | None) -> typer.Typer:
     )
     for name, summary in COMMANDS.items():
         command = getattr(import_module(f"{__name__}.{name}"), name) if name == verb else _absent
-        app.command(name, help=summary)(command)
+        if isinstance(command, typer.Typer):  # a verb with verbs of its own
+            app.add_typer(command, name=name, help=summary)
+        else:
+            app.command(name, help=summary)(command)
     return app
 
 
