@@ -54,6 +54,7 @@ class KVSpec:
     num_kv_heads: int
     head_dim: int
     lookahead: int = 0  # by how many positions a prefix match is shortened (EAGLE-3: 1)
+    window: int | None = None  # tokens the furthest-looking layer sees, itself included; None: all
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class CacheConfig:
 
     page_size: int = 16
     num_tokens: int = 32_768  # capacity of the pool; memory is touched only as it fills
+    prefix_cache: bool = True  # keep pages of computed prefixes for requests that share them
 
     def __post_init__(self) -> None:
         _positive(self, "page_size", "num_tokens")
@@ -37,12 +38,14 @@ class SchedulerConfig:
 
     max_num_reqs: int = 16
     max_num_tokens: int = 1_024  # known tokens (prompts, anchors) a step; drafts come on top
+    max_verify_tokens: int = 1_024  # drafts a step, of all requests, at most
     prefill_chunk: int = 512
     max_queue: int = 256
     max_model_len: int | None = None  # None = the model's own context length
 
     def __post_init__(self) -> None:
-        _positive(self, "max_num_reqs", "max_num_tokens", "prefill_chunk", "max_queue")
+        _positive(self, "max_num_reqs", "max_num_tokens", "max_verify_tokens")
+        _positive(self, "prefill_chunk", "max_queue")
         if self.max_num_tokens < self.max_num_reqs:
             raise ValueError("max_num_tokens must be at least max_num_reqs: one token a request")
 

@@ -114,7 +114,8 @@ class PrefixDrafter:
         self.noise = noise
         self.doubt_every = doubt_every
         self.num_proposals = 0
-        self.committed: dict[int, dict[int, int]] = {}  # slot -> position -> id
+        self.slots = torch.full_like(target.slots, -1)  # its KV is token ids, in the same pages
+        self.observed: dict[int, tuple[int, int]] = {}  # position -> id, the next id
 
     def propose(self, context: DraftContext) -> DraftProposal:
         self.num_proposals += len(context.anchors)
@@ -123,8 +124,9 @@ class PrefixDrafter:
             position = int(context.positions[b])
             prefix = context.history[int(context.req_index[b]), : position + 1].tolist()
             assert prefix[-1] == int(context.anchors[b])
-            seen = self.committed[int(context.req_index[b])]
-            assert prefix[:-1] == [seen[p] for p in range(position)], "stale history"
+            at, size = torch.arange(position), self.target.page_size
+            page = context.page_table[b, at // size]
+            assert prefix[:-1] == self.slots[page * size + at % size].tolist(), "stale draft KV"
             row_ids, row_logits, row_confidence = [], [], []
             for k in range(context.num_drafts):
                 where = position + k + 1
@@ -158,17 +160,14 @@ class PrefixDrafter:
     def observe(self, committed: CommittedTokens) -> None:
         assert committed.taps is not None
         assert torch.equal(committed.taps[:, 0].long(), committed.token_ids)
-        for slot, position, token, after in zip(
-            committed.req_index.tolist(),
+        self.slots[committed.slot_mapping] = committed.token_ids
+        for position, token, after in zip(
             committed.positions.tolist(),
             committed.token_ids.tolist(),
             committed.following_ids.tolist(),
             strict=True,
         ):
-            seen = self.committed.setdefault(slot, {})
-            seen[position] = token
-            self.committed[slot] = seen
-            self.last_following = (slot, position, after)
+            self.observed[position] = (token, after)
 
 
 class ConstantDrafter:

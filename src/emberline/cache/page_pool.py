@@ -32,6 +32,10 @@ class PagePool:
         """Pages that `num_tokens` tokens take."""
         return -(-num_tokens // self.page_size)
 
+    def num_refs(self, page: int) -> int:
+        """References to a page; 0 if it is free."""
+        return self._refs[page]
+
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` pages with one reference each; `MemoryError` if fewer are free."""
         if count > len(self._free):
@@ -39,6 +43,13 @@ class PagePool:
         pages = [self._free.pop() for _ in range(count)]
         self._refs.update(pages)
         return pages
+
+    def retain(self, pages: Sequence[int]) -> None:
+        """Add one reference a page; somebody must hold it already."""
+        for page in pages:
+            if self._refs[page] < 1:
+                raise ValueError(f"page {page} is free: nobody can share it")
+            self._refs[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop one reference a page; the last one frees it."""
@@ -56,5 +67,5 @@ class PagePool:
         if expected != self._refs or len(self._free) + len(self._refs) != self.num_pages:
             raise RuntimeError(
                 f"page books do not balance: {len(self._free)} free, {len(self._refs)} referenced, "
-                f"{len(expected)} held by requests, {self.num_pages} in all"
+                f"{len(expected)} held, {self.num_pages} in all"
             )

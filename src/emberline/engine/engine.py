@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 
+from emberline.batch import KVSpec
 from emberline.cache.page_pool import PagePool
+from emberline.cache.radix import RadixCache
 from emberline.config import EngineConfig
 from emberline.engine.pace import Pace
 from emberline.engine.request_state import Ending, RequestState, TextStream, append_run
@@ -19,6 +23,7 @@ from emberline.engine.step_inputs import build_inputs
 from emberline.engine.trace import BlockTrace, Observer
 from emberline.sampling.keys import request_seed
 from emberline.types import (
+    TIMED_OUT,
     EngineSnapshot,
     FinishReason,
     InvalidRequest,
@@ -47,15 +52,18 @@ class Engine:
         pool: PagePool,
         config: EngineConfig,
         info: Mapping[str, object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.parts = parts
         self._pool = pool
+        self._clock = clock  # seconds; deadlines are its
         self.config = config
         self.info = dict(info or {})
         self.vocab_size = parts.target.vocab_size
         self.max_model_len = parts.history.shape[1]
         self.max_draft_tokens = parts.drafter.max_draft_tokens if parts.drafter else 0
-        self._scheduler = Scheduler(config.scheduler, pool, self.max_draft_tokens)
+        cache = make_cache(parts, pool, config.cache.prefix_cache)
+        self._scheduler = Scheduler(config.scheduler, cache, self.max_draft_tokens)
         self._states: dict[str, RequestState] = {}
         self._totals = EngineSnapshot()
         self._pace = Pace()
@@ -86,6 +94,7 @@ class Engine:
             stop_ids=frozenset() if params.ignore_eos else self.parts.eos_ids,
             token_ids=list(request.prompt_token_ids),
             serial=self._num_added,
+            deadline=self._clock() + (math.inf if request.timeout is None else request.timeout),
             prompt_scores=None if params.prompt_logprobs is None else [],
         )
         self._scheduler.add(state, self._pace.seconds_to_next())
@@ -99,8 +108,7 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return what it added to each request that gained something."""
-        aborted = [state for state in self._states.values() if state.aborted]
-        outputs = [self._finish(state, Ending(FinishReason.ABORT)) for state in aborted]
+        outputs = self._end_early()
         plan = self._scheduler.schedule()
         if plan:
             outputs += self._run(plan)
@@ -114,9 +122,26 @@ class Engine:
             self._totals,
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            kv_usage=1 - self._pool.num_free / self._pool.num_pages,
+            kv_usage=1 - self._scheduler.cache.num_available / self._pool.num_pages,
+            num_cached_pages_share=self._scheduler.cache.num_idle / self._pool.num_pages,
             num_preemptions=self._scheduler.num_preemptions,
+            prefix_query_tokens=self._scheduler.num_queried,
+            prefix_hit_tokens=self._scheduler.num_hit,
         )
+
+    def clear_prefix_cache(self) -> None:
+        """Forget every cached prefix that no running request holds."""
+        self._scheduler.cache.clear()
+
+    def _end_early(self) -> list[RequestOutput]:
+        """End what was aborted and what has run out of time."""
+        now, endings = self._clock(), []
+        for state in self._states.values():
+            if state.aborted:
+                endings.append((state, Ending(FinishReason.ABORT)))
+            elif now >= state.deadline:
+                endings.append((state, Ending(FinishReason.ABORT, TIMED_OUT)))
+        return [self._finish(state, ending) for state, ending in endings]
 
     def _run(self, plan: list[ScheduledRequest]) -> list[RequestOutput]:
         parts = self.parts
@@ -150,7 +175,7 @@ class Engine:
             state = entry.state
             if i in broken:
                 for pool in self.parts.kv_pools:
-                    pool.clear(state.pages)
+                    pool.clear(self._scheduler.private_pages(state))
                 outputs.append(self._finish(state, Ending(FinishReason.ERROR), error=BROKEN_ERROR))
                 continue
             is_first = state.num_output == 0
@@ -158,6 +183,8 @@ class Engine:
             kept, ending = append_run(state, emitted[bounds[i] : bounds[i + 1]])
             if ending is None and state.num_remaining <= 0 and state.num_pending <= 0:
                 ending = Ending(FinishReason.LENGTH)  # a prompt that was only to be scored
+            if ending is None:
+                self._scheduler.computed(state)
             if is_first and (kept or ending):
                 self._count(prompt_tokens=state.num_prompt)
             elif kept:
@@ -202,6 +229,7 @@ class Engine:
             text=state.text.take(final=final) if state.text else "",
             prompt_logprobs=prompt_scores,
             num_prompt_tokens=state.num_prompt,
+            num_cached_tokens=state.num_cached or 0,
             num_output_tokens=state.num_output,
             stats=state.stats,
         )
@@ -215,7 +243,7 @@ class Engine:
         error: str | None = None,
     ) -> RequestOutput:
         """Forget a request and free what it holds; its last output."""
-        self._scheduler.remove(state)
+        self._scheduler.remove(state, keep=ending.reason is not FinishReason.ERROR)
         self._pace.finished()
         del self._states[state.request.request_id]
         if records is None and state.params.logprobs is not None:
@@ -320,6 +348,21 @@ class Engine:
                 f"use max_tokens of at most {limit - num_prompt}",
                 "max_tokens",
             )
+
+
+def make_cache(parts: StepParts, pool: PagePool, enabled: bool) -> RadixCache:
+    """The prefix cache that fits a target and its drafter: their pages are the same."""
+    specs: list[KVSpec | None] = [parts.target.kv_spec]
+    if parts.drafter is not None:
+        specs.append(parts.drafter.kv_spec)
+    kept = [spec for spec in specs if spec is not None]
+    windows = [spec.window for spec in kept if spec.window is not None]
+    return RadixCache(
+        pool,
+        lookahead=max((spec.lookahead for spec in kept), default=0),
+        window=max(windows) if windows and len(windows) == len(kept) else None,
+        enabled=enabled,
+    )
 
 
 def _blocks(plan: list[ScheduledRequest], result: StepResult) -> list[BlockTrace]:

@@ -6,6 +6,7 @@ adds. Knows token ids and counts, no tensors.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,9 +42,12 @@ class RequestState:
     stop_ids: frozenset[int]  # EOS of the model, or nothing under ignore_eos
     token_ids: list[int]
     serial: int = 0  # name among all requests of the engine, in order of arrival
+    deadline: float = math.inf  # of the engine's clock
     num_computed: int = 0  # tokens with target KV
-    pages: list[int] = field(default_factory=list)
+    num_cached: int | None = None  # prompt tokens found in the cache when it first ran
+    pages: list[int] = field(default_factory=list)  # NO_PAGE where a window no longer looks
     slot: int = -1  # row of the token table while running
+    shared: bool = False  # its prompt is in the cache
     aborted: bool = False
     prompt_scores: list[TokenLogprobs | None] | None = None
     prompt_reported: bool = False  # prompt_scores were handed out
@@ -64,6 +68,24 @@ class RequestState:
     def num_output(self) -> int:
         """Tokens emitted so far."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Place in every queue: by priority, then by arrival."""
+        return self.request.priority, self.serial
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether logits after the prompt came out finite: what was computed before can be kept.
+
+        A NaN in the keys or values of one token reaches the logits of every later one.
+        """
+        return self.num_output > 0 or (self.prompt_scores is not None and not self.scores_prompt)
+
+    @property
+    def num_final(self) -> int:
+        """Tokens of the sequence whose KV is there and will not change."""
+        return min(self.num_computed, len(self.token_ids))
 
     @property
     def num_pending(self) -> int:

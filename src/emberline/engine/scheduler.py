@@ -1,21 +1,24 @@
 """Which requests run in a step, how many tokens each forwards, and in which pages.
 
-No phases: every request catches up `num_computed` with its tokens, within a token budget and the
-pages there are. Decode is one pending token, prefill is more. Must not know tensors or models.
+No phases: every request catches up `num_computed` with its tokens, within budgets of tokens, drafts
+and pages. Decode is one pending token, prefill is more. Must not know tensors or models.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+import bisect
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
-from emberline.cache.page_pool import PagePool
+from emberline.cache.radix import NO_PAGE, RadixCache
 from emberline.config import SchedulerConfig
 from emberline.engine.request_state import RequestState
 from emberline.types import QueueFull
 
 PROMPT_SCORE_TOKENS = 128
 """Most prompt tokens scored in one step, of all requests: bounds the [tokens, V] logits."""
+
+_rank = attrgetter("rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,80 +38,155 @@ class _Budget:
 
     tokens: int  # known tokens
     scored: int  # prompt tokens with logits
+    drafts: int
 
     def after(self, entry: ScheduledRequest) -> _Budget:
-        scored = entry.num_known if entry.state.scores_prompt else 0
-        return _Budget(self.tokens - entry.num_known, self.scored - scored)
+        return _Budget(
+            self.tokens - entry.num_known,
+            self.scored - (entry.num_known if entry.state.scores_prompt else 0),
+            self.drafts - entry.draft_limit,
+        )
 
 
 class Scheduler:
     """Owns the queue, the running set and the pages of every request."""
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool, max_draft_tokens: int) -> None:
+    def __init__(self, config: SchedulerConfig, cache: RadixCache, max_draft_tokens: int) -> None:
         self.config = config
-        self.pool = pool
+        self.cache = cache
         self.max_draft_tokens = max_draft_tokens
-        self.waiting: deque[RequestState] = deque()
-        self.running: list[RequestState] = []  # oldest first
+        self.waiting: list[RequestState] = []  # by rank
+        self.running: list[RequestState] = []  # by rank
         self.num_preemptions = 0
+        self.num_queried = 0  # prompt tokens looked up in the cache
+        self.num_hit = 0  # of those, found
         self._free_slots = list(range(config.max_num_reqs - 1, -1, -1))
 
     def add(self, state: RequestState, retry_after: int) -> None:
         """Queue a request; `QueueFull` with the given advice when the limit is reached."""
         if len(self.waiting) >= self.config.max_queue:
             raise QueueFull(self.config.max_queue, retry_after)
-        self.waiting.append(state)
+        bisect.insort(self.waiting, state, key=_rank)
 
-    def remove(self, state: RequestState) -> None:
-        """Forget a request, wherever it is, and free what it holds."""
-        if state.slot >= 0:
-            self.running.remove(state)
-            self._release(state)
-        else:
+    def remove(self, state: RequestState, *, keep: bool = True) -> None:
+        """Forget a request, wherever it is. `keep`: what it computed stays in the cache."""
+        if state.slot < 0:
             self.waiting.remove(state)
+            return
+        self.running.remove(state)
+        self._release(state, keep=keep)
 
     def schedule(self) -> list[ScheduledRequest]:
         """Plan one step: decodes first, so that a long prompt never delays a running answer."""
-        budget = _Budget(self.config.max_num_tokens, PROMPT_SCORE_TOKENS)
+        budget = _Budget(
+            self.config.max_num_tokens, PROMPT_SCORE_TOKENS, self.config.max_verify_tokens
+        )
         num_preemptions = self.num_preemptions
         planned: list[ScheduledRequest] = []
         for state in sorted(self.running, key=lambda s: s.num_pending > 1):
-            if state.slot < 0:  # preempted for an older request in this very loop
+            if state.slot < 0:  # preempted for another request in this very loop
                 continue
-            entry = self._entry(state, budget)
-            if entry.num_known and self._reserve(state, entry):
+            entry = self._reserve(self._entry(state, budget))
+            if entry is not None:
                 planned.append(entry)
                 budget = budget.after(entry)
         # A request preempted later in the loop than it was planned must not run.
         planned = [entry for entry in planned if entry.state.slot >= 0]
-        if self.num_preemptions > num_preemptions:  # what gave way must not come back at once
-            return planned
-        while self.waiting and self._free_slots:
-            entry = self._entry(self.waiting[0], budget)
-            # The whole sequence must fit beside what the others still need for theirs, else
-            # somebody would only be preempted again.
-            promised = sum(self._pages_to_come(state) for state in self.running)
-            room = self.pool.num_free - promised
-            if not entry.num_known or self._pages_to_come(entry.state) > room:
-                break
-            state = self.waiting.popleft()
-            state.slot = self._free_slots.pop()
-            self.running.append(state)
-            self._grow(state, entry)
-            planned.append(entry)
-            budget = budget.after(entry)
+        if self.num_preemptions == num_preemptions:  # what gave way must not come back at once
+            planned += self._admit(budget)
         if self.waiting and not self.running:
             raise RuntimeError("nothing runs, and the first request of the queue cannot start")
         return planned
 
+    def computed(self, state: RequestState) -> None:
+        """Note that a step has computed more of a request and found nothing wrong with it.
+
+        Its prompt goes into the cache as soon as it is whole, so that others can share it while it
+        runs. Pages that its window has left behind are let go.
+        """
+        if state.is_sound and not state.shared:
+            self._share(state)
+            state.shared = True
+        first = min(self.cache.first_needed(state.num_final), len(state.pages))
+        behind = [page for page in state.pages[:first] if page != NO_PAGE]
+        if behind:
+            self.cache.release(behind)
+            state.pages[:first] = [NO_PAGE] * first
+
+    def private_pages(self, state: RequestState) -> list[int]:
+        """Pages that nobody else can read."""
+        return [p for p in state.pages if p != NO_PAGE and self.cache.pool.num_refs(p) == 1]
+
     def check(self) -> None:
-        """Raise `RuntimeError` unless every page is free or held by a running request."""
-        self.pool.check(state.pages for state in self.running)
+        """Raise `RuntimeError` unless every page is free, cached or held by a running request."""
+        self.cache.check(state.pages for state in self.running)
+
+    def _admit(self, budget: _Budget) -> list[ScheduledRequest]:
+        """Start requests of the queue, in order, for as long as there is room for the next."""
+        planned = []
+        # The whole sequence must fit beside what the others still need for theirs, else somebody
+        # would only be preempted again.
+        promised = sum(self._pages_to_come(state) for state in self.running)
+        for state in list(self.waiting):
+            if not self._free_slots or not budget.tokens:
+                break
+            self._find_prefix(state)
+            if self._awaits_prefix(state):
+                self._lose_pages(state)
+                continue
+            entry = self._entry(state, budget)
+            to_come = self._pages_to_come(state)
+            if not entry.num_known or to_come > self.cache.num_available - promised:
+                self._lose_pages(state)
+                break
+            self.waiting.remove(state)
+            bisect.insort(self.running, state, key=_rank)
+            state.slot = self._free_slots.pop()
+            if state.num_cached is None:
+                state.num_cached = state.num_computed
+                self.num_queried += state.num_prompt
+                self.num_hit += state.num_cached
+            self._grow(entry)
+            promised += self._pages_to_come(state)
+            planned.append(entry)
+            budget = budget.after(entry)
+        return planned
+
+    def _find_prefix(self, state: RequestState) -> None:
+        """Take what the cache has of a request that does not run.
+
+        At least one token must be left to compute, and no position whose logits are wanted may be
+        skipped: prompt scores need those from the position before the first scored one on.
+        """
+        limit = len(state.token_ids) - 1
+        if state.scores_prompt:
+            limit = min(limit, max(state.params.prompt_logprobs_start, 1) - 1)
+        state.pages = self.cache.match(state.token_ids, limit)
+        state.num_computed = len(state.pages) * self.cache.pool.page_size
+
+    def _awaits_prefix(self, state: RequestState) -> bool:
+        """Whether most of what a request needs is just being computed for a running one.
+
+        It is then cheaper to wait for that one's first token than to compute it twice.
+        """
+        if not self.cache.enabled or state.scores_prompt:
+            return False
+        start, tokens = state.num_computed, state.token_ids
+        size = self.cache.pool.page_size
+        wanted = start + max(size, (len(tokens) - start) // 2)
+        wanted -= wanted % size  # full pages only
+        return wanted > start and any(
+            not other.shared
+            and not other.scores_prompt
+            and len(other.token_ids) >= wanted
+            and other.token_ids[start:wanted] == tokens[start:wanted]
+            for other in self.running
+        )
 
     def _pages_to_come(self, state: RequestState) -> int:
         """Pages that a request still has to get for its tokens and the next one."""
         tokens = min(len(state.token_ids) + 1, state.length_limit)
-        return max(0, self.pool.pages_for(tokens) - len(state.pages))
+        return max(0, self.cache.pool.pages_for(tokens) - len(state.pages))
 
     def _entry(self, state: RequestState, budget: _Budget) -> ScheduledRequest:
         num_known = min(state.num_pending, self.config.prefill_chunk, budget.tokens)
@@ -124,39 +202,60 @@ class Scheduler:
             first = max(state.params.prompt_logprobs_start, 1) - 1
             end = state.num_computed + num_known
             num_scored = max(num_scored, min(num_known, end - first))
-        limit = max(0, min(drafts, state.num_remaining - 1))
+        limit = max(0, min(drafts, state.num_remaining - 1, budget.drafts))
         return ScheduledRequest(state, num_known, limit, num_scored, samples)
 
-    def _reserve(self, state: RequestState, entry: ScheduledRequest) -> bool:
-        """Get a running request's pages, preempting younger ones; False if it gave way itself."""
-        while self._missing_pages(entry) > self.pool.num_free:
+    def _reserve(self, entry: ScheduledRequest) -> ScheduledRequest | None:
+        """Get a running request's pages, or None if it cannot run in this step.
+
+        Drafts are a gamble: they take what pages there are. For its own tokens a request may
+        preempt those that rank behind it.
+        """
+        if not entry.num_known:
+            return None
+        state, size = entry.state, self.cache.pool.page_size
+        while self._missing_pages(replace(entry, draft_limit=0)) > self.cache.num_available:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is state:
-                return False
-        self._grow(state, entry)
-        return True
+                return None
+        have = (len(state.pages) + self.cache.num_available) * size
+        room = have - state.num_computed - entry.num_known
+        entry = replace(entry, draft_limit=min(entry.draft_limit, room))
+        self._grow(entry)
+        return entry
 
     def _missing_pages(self, entry: ScheduledRequest) -> int:
         end = entry.state.num_computed + entry.num_known + entry.draft_limit
-        return max(0, self.pool.pages_for(end) - len(entry.state.pages))
+        return max(0, self.cache.pool.pages_for(end) - len(entry.state.pages))
 
-    def _grow(self, state: RequestState, entry: ScheduledRequest) -> None:
-        state.pages += self.pool.allocate(self._missing_pages(entry))
+    def _grow(self, entry: ScheduledRequest) -> None:
+        entry.state.pages += self.cache.allocate(self._missing_pages(entry))
 
     def _preempt(self, state: RequestState) -> None:
-        """Free a request's pages and queue it first: it recomputes, its client sees nothing."""
+        """Free a request's pages and queue it again: it recomputes, its client sees nothing."""
         self.running.remove(state)
-        self._release(state)
-        state.num_computed = 0
+        self._release(state, keep=True)
         if state.scores_prompt:
             state.prompt_scores = []
-        self.waiting.appendleft(state)
+        bisect.insort(self.waiting, state, key=_rank)
         self.num_preemptions += 1
 
-    def _release(self, state: RequestState) -> None:
-        self.pool.release(state.pages)
-        state.pages = []
+    def _share(self, state: RequestState) -> None:
+        """Give the cache a request's full pages of final tokens."""
+        count = state.num_final // self.cache.pool.page_size
+        state.pages[:count] = self.cache.insert(state.token_ids, state.pages[:count])
+
+    def _release(self, state: RequestState, *, keep: bool) -> None:
+        if keep and state.is_sound:
+            self._share(state)
+        self._lose_pages(state)
         self._free_slots.append(state.slot)
         state.slot = -1
+        state.shared = False
         state.num_written = 0
+
+    def _lose_pages(self, state: RequestState) -> None:
+        self.cache.release(state.pages)
+        state.pages = []
+        state.num_computed = 0

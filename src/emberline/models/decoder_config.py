@@ -148,7 +148,14 @@ class DecoderConfig:
     @property
     def kv_spec(self) -> KVSpec:
         """KV that the model keeps in the pages."""
-        return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim)
+        windows = [window for window in self.sliding_windows if window is not None]
+        all_slide = len(windows) == len(self.sliding_windows)
+        return KVSpec(
+            self.num_layers,
+            self.num_kv_heads,
+            self.head_dim,
+            window=max(windows) if all_slide else None,
+        )
 
 
 def _refuse_unknown(model_type: str, raw: Mapping[str, Any]) -> None:
