@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 LayoutKind = Literal["static", "compact"]
 DrafterName = Literal["auto", "ngram", "none"]
-PlannerName = Literal["verify_all", "threshold"]
+PlannerName = Literal["auto", "verify_all", "threshold", "causal_greedy", "lagged_top_k"]
+PLANNERS: tuple[PlannerName, ...] = get_args(PlannerName)
 
 
 def _positive(owner: object, *names: str) -> None:
@@ -56,8 +57,10 @@ class SpeculationConfig:
 
     drafter: DrafterName = "auto"  # auto: what the draft checkpoint is, if there is one
     num_draft_tokens: int | None = None  # None = the drafter's block
-    planner: PlannerName = "verify_all"
+    planner: PlannerName = "auto"  # auto: scheduled by cost where the draft has confidences
     threshold: float = 0.3  # planner "threshold": least survival worth verifying
+    calibration: str | None = None  # file of confidence temperatures; None = the draft's own
+    step_costs: str | None = None  # file of step costs; None = this machine's, measured once
     layout: LayoutKind = "compact"
 
     def __post_init__(self) -> None:
@@ -67,8 +70,8 @@ class SpeculationConfig:
             raise ValueError(f"threshold must be in [0, 1], got {self.threshold}")
         if self.drafter not in ("auto", "ngram", "none"):
             raise ValueError(f"drafter must be auto, ngram or none, got {self.drafter!r}")
-        if self.planner not in ("verify_all", "threshold"):
-            raise ValueError(f"planner must be verify_all or threshold, got {self.planner!r}")
+        if self.planner not in PLANNERS:
+            raise ValueError(f"planner must be one of {', '.join(PLANNERS)}, got {self.planner!r}")
         if self.layout not in ("static", "compact"):
             raise ValueError(f"layout must be static or compact, got {self.layout!r}")
 

@@ -7,14 +7,17 @@ what has already decided something would show.
 
 from __future__ import annotations
 
+import pickle
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pytest
 import torch
 
+from emberline.batch import Admission, DraftProposal, StepShape
 from emberline.config import LayoutKind
 from emberline.drafters.base import Drafter
 from emberline.engine.request_state import RequestState
@@ -22,9 +25,18 @@ from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.step import StepParts, run_step
 from emberline.engine.step_inputs import build_inputs
 from emberline.types import Request, SamplingParams
-from emberline.verify.planner import Planner, Threshold, VerifyAll
+from emberline.verify.outlook import Confidences, tokens_per_second
+from emberline.verify.planner import CausalGreedy, LaggedTopK, Planner, Threshold, VerifyAll
+from emberline.verify.step_cost import StepCosts
 
-from support.doubles import Prefix, ScriptedDrafter, ScriptedPlanner, TableTarget, random_table
+from support.doubles import (
+    PerRequest,
+    Prefix,
+    ScriptedDrafter,
+    ScriptedPlanner,
+    TableTarget,
+    random_table,
+)
 from support.enumeration import Branch, EnumeratingDraws, Noise, freeze
 from support.reference_sampling import processed_by_hand
 
@@ -56,8 +68,24 @@ def target_law(params: SamplingParams) -> Law:
     return law
 
 
+@dataclass(frozen=True)
+class Reached:
+    """Where some of the branches stand between two steps, and how likely that is."""
+
+    output: Prefix
+    noise: Noise
+    planner: Planner  # with what it remembers
+    weight: float
+
+    @property
+    def future(self) -> object:
+        """All that what comes next depends on."""
+        noise = freeze(self.noise, len(PROMPT) + len(self.output))
+        return self.output, noise, pickle.dumps(self.planner)
+
+
 class Speculation:
-    """Runs one step for many branches at once."""
+    """Runs one step for many branches at once. They are worlds apart: no planner sees two."""
 
     def __init__(
         self,
@@ -71,7 +99,9 @@ class Speculation:
         self.params = params
         self.layout = layout
 
-    def step(self, outputs: list[Prefix], branches: list[Branch]) -> list[Prefix]:
+    def step(
+        self, outputs: list[Prefix], branches: list[Branch], planners: list[Planner]
+    ) -> list[Prefix]:
         """The outputs after one step; everything before the anchor is in KV already."""
         count = len(outputs)
         target = TableTarget(TARGET_TABLE, 3, (count + 1) * PAGE, PAGE)
@@ -98,7 +128,7 @@ class Speculation:
         parts = StepParts(
             target=target,
             drafter=self.drafter,
-            planner=self.planner,
+            planner=PerRequest(planners),
             draws=EnumeratingDraws(branches),
             history=history,
             page_size=PAGE,
@@ -115,35 +145,35 @@ class Speculation:
     def law(self) -> Law:
         """The joint law of the first three tokens."""
         law: dict[Prefix, float] = defaultdict(float)
-        frontier: dict[object, tuple[Prefix, Noise, float]] = {0: ((), {}, 1.0)}
+        frontier = [Reached((), {}, self.planner, 1.0)]
         while frontier:
-            reached: dict[object, tuple[Prefix, Noise, float]] = {}
-            for output, noise, weight in self._outcomes(list(frontier.values())):
-                if len(output) >= HORIZON:
-                    law[output[:HORIZON]] += weight
+            merged: dict[object, Reached] = {}
+            for end in self._ends(frontier):
+                if len(end.output) >= HORIZON:
+                    law[end.output[:HORIZON]] += end.weight
                     continue
-                state = (output, freeze(noise, len(PROMPT) + len(output)))
-                before = reached[state][2] if state in reached else 0.0
-                reached[state] = (output, noise, before + weight)
-            frontier = reached
+                before = merged[end.future].weight if end.future in merged else 0.0
+                merged[end.future] = replace(end, weight=before + end.weight)
+            frontier = list(merged.values())
         return law
 
-    def _outcomes(
-        self, states: list[tuple[Prefix, Noise, float]]
-    ) -> list[tuple[Prefix, Noise, float]]:
-        """Every end of one step from every state, found by following one branch after another."""
-        leaves = []
-        todo: list[tuple[int, list[int]]] = [(index, []) for index in range(len(states))]
+    def _ends(self, starts: list[Reached]) -> list[Reached]:
+        """Every end of one step from every start, found by following one branch after another."""
+        ends = []
+        todo: list[tuple[int, list[int]]] = [(index, []) for index in range(len(starts))]
         while todo:
-            branches = [Branch(dict(states[index][1]), script) for index, script in todo]
-            outputs = self.step([states[index][0] for index, _ in todo], branches)
+            branches = [Branch(dict(starts[index].noise), script) for index, script in todo]
+            planners = [deepcopy(starts[index].planner) for index, _ in todo]
+            outputs = self.step([starts[index].output for index, _ in todo], branches, planners)
             following = []
-            for (index, _), branch, output in zip(todo, branches, outputs, strict=True):
-                weight = states[index][2] * branch.probability
-                leaves.append((output, branch.noise, weight))
+            for (index, _), branch, output, planner in zip(
+                todo, branches, outputs, planners, strict=True
+            ):
+                weight = starts[index].weight * branch.probability
+                ends.append(Reached(output, branch.noise, planner, weight))
                 following += [(index, script) for script in branch.others()]
             todo = following
-        return leaves
+        return ends
 
 
 def largest_error(law: Law, expected: Law) -> float:
@@ -203,9 +233,31 @@ def by_first_draft(drafts: Sequence[int], _sure: Sequence[float]) -> int:
     return 2 if drafts[0] == 0 else 1
 
 
+DIPS = StepCosts(target=((1, 1, 1.0), (1, 2, 1.6), (1, 3, 1.65), (1, 4, 3.0)), draft=())
+"""One draft does not pay but two may: where a search past the first decline would go wrong."""
+HARD = StepCosts(target=((1, 1, 1.0), (1, 2, 1.5), (1, 3, 2.2), (1, 4, 3.0)), draft=((1, 1, 0.1),))
+
+
+def experienced(planner: CausalGreedy | LaggedTopK) -> Planner:
+    """A planner that has seen some steps, so that its outlook is not the first one."""
+    proposal = DraftProposal(
+        torch.zeros(1, 3, dtype=torch.int64),
+        torch.tensor([3]),
+        None,
+        torch.tensor([[0.9, 0.8, 0.3]]),
+    )
+    for serial in (0, -1, 0):
+        planner.admit(proposal, StepShape(1, 1, (serial,), (3,)))
+    return planner
+
+
 PLANNERS: dict[str, Planner] = {
     "verify all": VerifyAll(),
     "threshold": Threshold(0.5),
+    "causal greedy": CausalGreedy(DIPS),
+    "causal greedy, dear": experienced(CausalGreedy(HARD)),
+    "lagged top-k": experienced(LaggedTopK(DIPS)),
+    "lagged top-k, dear": experienced(LaggedTopK(HARD)),
     "by confidence": ScriptedPlanner(by_confidence),
     "by first draft": ScriptedPlanner(by_first_draft),
 }
@@ -292,6 +344,26 @@ def test_a_planner_that_looks_at_the_token_it_admits_breaks_the_law() -> None:
         DRAFTERS["recurrent"](), ScriptedPlanner(peeking), SamplingParams(accept="rejection")
     )
     assert largest_error(speculation.law(), target_law(speculation.params)) > 1e-2
+
+
+class SearchesOn(CausalGreedy):
+    """What Algorithm 1 must not be: the best of all budgets for the survivals of this very step.
+
+    Whether draft 0 is in then depends on the confidence of draft 1, and that knows draft 0.
+    """
+
+    def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
+        ranked = Confidences.of(proposal).ranked()
+        budget = int(tokens_per_second(ranked, shape, self._costs).argmax())
+        return Admission(torch.from_numpy(ranked.lens(budget)), budget)
+
+
+def test_a_search_past_the_first_decline_breaks_the_law() -> None:
+    """The paper's appendix A: the stop is what keeps the greedy schedule from peeking."""
+    speculation = Speculation(
+        DRAFTERS["recurrent"](), SearchesOn(DIPS), SamplingParams(accept="rejection")
+    )
+    assert largest_error(speculation.law(), target_law(speculation.params)) > 1e-3
 
 
 def test_coupled_acceptance_is_lawful_whatever_the_planner_looked_at() -> None:

@@ -21,6 +21,7 @@ from emberline.batch import (
 )
 from emberline.layout import Scored
 from emberline.sampling.keys import draw
+from emberline.verify.planner import Planner
 
 Prefix = tuple[int, ...]
 
@@ -141,6 +142,42 @@ class ScriptedDrafter:
 
     def observe(self, committed: CommittedTokens) -> None:
         pass
+
+
+class PerRequest:
+    """A planner of its own for each request, in the order of the rows: requests that never meet."""
+
+    def __init__(self, planners: Sequence[Planner]) -> None:
+        self.planners = planners
+
+    def depths(self, shape: StepShape) -> tuple[int, ...]:
+        return tuple(
+            planner.depths(one)[0] for planner, one in zip(self.planners, alone(shape), strict=True)
+        )
+
+    def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
+        lens = []
+        for row, (planner, one) in enumerate(zip(self.planners, alone(shape), strict=True)):
+            if not one.draft_limits[0]:
+                lens.append(0)
+                continue
+            sure = proposal.confidence
+            mine = DraftProposal(
+                token_ids=proposal.token_ids[row : row + 1],
+                num_drafted=proposal.num_drafted[row : row + 1],
+                logits=None,
+                confidence=None if sure is None else sure[row : row + 1],
+            )
+            lens.append(planner.admit(mine, one).num_draft_tokens)
+        return Admission(torch.tensor(lens), sum(lens))
+
+
+def alone(shape: StepShape) -> list[StepShape]:
+    """Each request of a decode step as a step of its own."""
+    return [
+        StepShape(1, 1, (serial,), (limit,))
+        for serial, limit in zip(shape.serials, shape.draft_limits, strict=True)
+    ]
 
 
 class ScriptedPlanner:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from emberline.batch import Admission, DraftProposal, StepShape
-from emberline.verify.planner import Planner, Threshold, VerifyAll
+from emberline.verify.outlook import PROBE_EVERY, Confidences, Outlook
+from emberline.verify.planner import CausalGreedy, LaggedTopK, Planner, Threshold, VerifyAll
+from emberline.verify.step_cost import StepCosts
 
 NAN = float("nan")
 
@@ -80,29 +84,236 @@ def test_a_threshold_out_of_range_is_refused(threshold: float) -> None:
         Threshold(threshold)
 
 
+FLAT = StepCosts(target=((1, 1, 1.0), (1, 100, 1.0)), draft=())
+"""Verifying is free."""
+LINEAR = StepCosts(target=((1, 0, 1.0), (1, 100, 101.0)), draft=())
+"""A step costs 1 + its tokens."""
+CLIFF = StepCosts(target=((1, 1, 1.0), (1, 4, 1.03), (1, 5, 9.0), (1, 100, 99.0)), draft=())
+"""Up to four tokens are nearly free."""
+DEAR_DRAFTS = StepCosts(target=((1, 1, 1.0), (1, 100, 1.0)), draft=((1, 1, 3.0), (1, 4, 12.0)))
+SCHEDULED: tuple[type[CausalGreedy] | type[LaggedTopK], ...] = (CausalGreedy, LaggedTopK)
+
+
+def step(
+    planner: Planner, confidence: dict[int, list[float]], num_known: int | None = None
+) -> list[int]:
+    """One decode step of the requests with these serials; the drafts verified of each."""
+    width = max(len(row) for row in confidence.values())
+    limits = tuple(len(row) for row in confidence.values())
+    count = len(limits)
+    shape = StepShape(num_known or count, count, tuple(confidence), limits)
+    shape = replace(shape, draft_limits=planner.depths(shape))
+    if not any(shape.draft_limits):
+        return [0] * count
+    padded = [[*row, *[NAN] * (width - len(row))] for row in confidence.values()]
+    proposal = DraftProposal(
+        torch.zeros(count, width, dtype=torch.int64),
+        torch.tensor(shape.draft_limits),
+        None,
+        torch.tensor(padded),
+    )
+    admission = planner.admit(proposal, shape)
+    lens: list[int] = admission.num_admitted.tolist()
+    assert admission.num_draft_tokens == sum(lens)
+    assert all(n <= limit for n, limit in zip(lens, shape.draft_limits, strict=True))
+    return lens
+
+
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_free_verification_verifies_everything(kind: type[CausalGreedy]) -> None:
+    planner = kind(FLAT)
+    for _ in range(5):
+        assert step(planner, {1: [0.5, 0.01, 0.3], 2: [0.001, 0.1]}) == [3, 2]
+
+
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_a_drafter_without_confidences_has_every_draft_verified(kind: type[CausalGreedy]) -> None:
+    assert admitted(kind(FLAT), propose(None, [4, 3]), [4, 4]) == [4, 3]
+
+
+def test_causal_greedy_admits_by_survival_until_it_declines() -> None:
+    """(R + sum) / (1 + R + m): R = 2 gives 2/3; a draft pays while its survival is over Theta."""
+    planner = CausalGreedy(LINEAR)
+    # Survivals: a 0.9, 0.72, 0.36; b 0.8, 0.56.
+    # Theta: 2/3, 2.9/4, 3.7/5 = .74, 4.42/6 = .7367 declines.
+    assert step(planner, {1: [0.9, 0.8, 0.5], 2: [0.8, 0.7]}) == [1, 1]
+
+
+def test_causal_greedy_stops_at_the_first_decline() -> None:
+    dip = StepCosts(target=((1, 1, 1.0), (1, 2, 1.6), (1, 3, 1.65)), draft=())
+    assert step(CausalGreedy(dip), {1: [0.5, 1.0]}) == [0]
+
+
+def test_lagged_budgets_are_searched_past_a_decline() -> None:
+    dip = StepCosts(target=((1, 1, 1.0), (1, 2, 1.6), (1, 3, 1.65)), draft=())
+    planner = LaggedTopK(dip)
+    for _ in range(4):
+        last = step(planner, {1: [0.5, 1.0]})
+    assert last == [2]
+
+
+def test_a_budget_is_exactly_two_steps_old() -> None:
+    planner = LaggedTopK(CLIFF)
+    sure, doubtful = [1.0] * 4, [0.001] * 4
+    # Nothing known yet: everything is expected to survive, and 4 tokens are nearly free.
+    assert step(planner, {1: doubtful}) == [3]
+    assert step(planner, {1: sure}) == [3]
+    # The doubtful step is two old now: not even nearly free drafts pay.
+    assert step(planner, {1: sure}) == [0]
+
+
+def test_the_share_is_by_the_confidences_of_now() -> None:
+    """E07: the budget lags, the allocation does not."""
+    planner = LaggedTopK(StepCosts(target=((2, 2, 1.0), (2, 6, 1.1), (2, 7, 9.0)), draft=()))
+    easy, hard = [1.0, 1.0, 1.0, 1.0], [0.4, 0.4, 0.4, 0.4]
+    for _ in range(3):
+        assert step(planner, {1: easy, 2: hard}) == [4, 0]
+    assert step(planner, {1: hard, 2: easy}) == [0, 4]
+
+
+def test_ties_go_to_the_earlier_position_then_to_the_earlier_request() -> None:
+    for allowed in range(7):
+        seconds = {3: 1.0, 3 + allowed: 1.0 + allowed * 1e-6, 4 + allowed: 99.0}
+        costs = StepCosts(target=tuple((3, n, s) for n, s in seconds.items()), draft=())
+        expected = [sum(i % 3 == req for i in range(allowed)) for req in range(3)]
+        for kind in SCHEDULED:
+            assert step(kind(costs), {5: [1.0, 1.0], 6: [1.0, 1.0], 4: [1.0, 1.0]}) == expected
+
+
+def test_survival_is_cumulative_and_nan_is_worth_nothing() -> None:
+    """E14: 0.95 after a 0.2 is not likelier than it; NaN, 0 and 1 have a meaning."""
+    costs = StepCosts(target=((2, 2, 1.0), (2, 5, 1.01), (2, 6, 99.0)), draft=())
+    assert step(CausalGreedy(costs), {1: [0.9, 0.2, 0.95], 2: [0.3, 0.99, 0.99]}) == [1, 2]
+    assert step(CausalGreedy(LINEAR), {1: [NAN, 1.0], 2: [1.0, 0.0]}) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_a_request_without_history_is_expected_to_do_as_the_others(
+    kind: type[CausalGreedy],
+) -> None:
+    """A new request, or one in a slot that was another's: its serial is new."""
+    outlook = Outlook()
+    shape = StepShape(2, 2, (1, 2), (2, 2))
+    assert outlook.expected(shape).values.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    outlook.note(shape, Confidences(np.array([[0.8, 0.5], [0.4, 0.5]]), np.array([2, 2])))
+    assert outlook.expected(shape).values.tolist() == [[1.0, 1.0], [1.0, 1.0]]  # one step old
+    outlook.note(shape, Confidences(np.array([[0.1, 0.1], [0.2, 0.2]]), np.array([2, 2])))
+    new = StepShape(2, 2, (2, 3), (2, 2))
+    known, assumed = outlook.expected(new).values.tolist()
+    assert known == [0.4, 0.5]
+    assert assumed == pytest.approx([0.6, 0.5])
+    # A block that hardly reaches a position says little about it.
+    outlook = Outlook()
+    outlook.note(shape, Confidences(np.array([[1.0, 0.9], [0.01, 0.1]]), np.array([2, 2])))
+    outlook.note(shape, Confidences(np.array([[0.1, 0.1], [0.2, 0.2]]), np.array([2, 2])))
+    assert outlook.expected(new).values[1, 1] == pytest.approx((0.9 + 0.01 * 0.1) / 1.01)
+
+
+def test_deeper_positions_than_were_drawn_are_expected_as_the_mean() -> None:
+    outlook = Outlook()
+    shape = StepShape(1, 1, (1,), (3,))
+    for _ in range(3):
+        outlook.note(shape, Confidences(np.array([[0.8, 0.5, 0.25]]), np.array([3])))
+    for _ in range(2):
+        outlook.note(shape, Confidences(np.array([[0.9]]), np.array([1])))
+    assert outlook.expected(shape).values[0].tolist() == pytest.approx([0.9, 0.5, 0.25])
+
+
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_nobody_drafts_where_drafting_does_not_pay(kind: type[CausalGreedy]) -> None:
+    """E08: no budget means no draft work; a probe now and then keeps the outlook true."""
+    planner = kind(DEAR_DRAFTS)
+    shape = StepShape(2, 2, (1, 2), (4, 4))
+    drawn = []
+    for _ in range(200):
+        depths = planner.depths(shape)
+        drawn.append(depths)
+        if any(depths):
+            proposal = propose([[0.9] * 4] * 2, list(depths))
+            planner.admit(proposal, replace(shape, draft_limits=depths))
+    assert set(drawn[:2]) == {(0, 0)}  # even certain drafts cost more than they bring
+    probes = [depths for depths in drawn if any(depths)]
+    assert probes == [(4, 0), (0, 4)] * 3
+    assert len(drawn) // len(probes) >= PROBE_EVERY
+
+
+def test_blocks_are_drawn_as_deep_as_pays() -> None:
+    """The draft's cost grows with its depth, the gain shrinks."""
+    costs = StepCosts(
+        target=((1, 1, 1.0), (1, 100, 1.0)), draft=((1, 1, 0.1), (1, 2, 0.2), (1, 3, 1.2))
+    )
+    planner = CausalGreedy(costs)
+    shape = StepShape(1, 1, (1,), (3,))
+    for _ in range(4):
+        depths = planner.depths(shape)
+        proposal = propose([[0.9, 0.8, 0.5]], list(depths), width=3)
+        planner.admit(proposal, replace(shape, draft_limits=depths))
+    assert depths == (2,)
+
+
+def test_a_prompt_beside_makes_drafts_cheap() -> None:
+    """Drafts compare with the whole step: beside a long chunk a few more tokens are nothing."""
+    costs = StepCosts(target=((2, 1, 1.0), (2, 9, 9.0), (2, 600, 600.0)), draft=())
+    alone = step(CausalGreedy(costs), {1: [0.5, 0.5], 2: [0.5]})
+    beside = step(CausalGreedy(costs), {1: [0.5, 0.5], 2: [0.5]}, num_known=500)
+    assert (alone, beside) == ([0, 0], [2, 1])
+
+
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_the_same_steps_give_the_same_lengths(kind: type[CausalGreedy]) -> None:
+    """Nothing depends on time: two planners fed alike decide alike."""
+    generator = np.random.default_rng(0)
+    steps = [
+        {serial: generator.random(4).tolist() for serial in range(n, n + 3)} for n in range(30)
+    ]
+    first, second = kind(CLIFF), kind(CLIFF)
+    assert [step(first, s) for s in steps] == [step(second, s) for s in steps]
+
+
 def confidences(token_ids: Tensor) -> Tensor:
     """A drafter's: entry k is any function of the tokens before k. [B, K] -> [B, K]."""
     before = torch.cat([torch.zeros_like(token_ids[:, :1]), token_ids[:, :-1] + 1], dim=1)
     return 1.0 / (1.0 + (before.cumsum(-1) * 37 % 11) / 10)
 
 
-@settings(max_examples=200, deadline=None)
+POLICIES: dict[str, Callable[[], Planner]] = {
+    "verify all": VerifyAll,
+    "threshold": lambda: Threshold(0.5),
+    "causal greedy, linear": lambda: CausalGreedy(LINEAR),
+    "causal greedy, cliff": lambda: CausalGreedy(CLIFF),
+    "lagged top-k, linear": lambda: LaggedTopK(LINEAR),
+    "lagged top-k, cliff": lambda: LaggedTopK(CLIFF),
+}
+
+
+@settings(max_examples=400, deadline=None)
 @given(
     st.lists(st.integers(0, 5), min_size=4, max_size=4),
     st.integers(0, 3),
     st.integers(0, 5),
-    st.sampled_from([VerifyAll(), Threshold(0.3), Threshold(0.6), Threshold(0.9)]),
+    st.sampled_from(list(POLICIES)),
+    st.integers(0, 2),
 )
 def test_an_admission_never_looks_at_the_token_it_admits(
-    ids: list[int], index: int, other: int, planner: Planner
+    ids: list[int], index: int, other: int, policy: str, mine: int
 ) -> None:
-    """Change draft `index`: whether drafts 0 .. index are in does not move."""
+    """Change draft `index`: whether drafts 0 .. index are in does not move.
+
+    Beside two neighbours, after two steps of history.
+    """
+    neighbours = [[1, 5, 0, 2], [3, 3, 3, 3]]
 
     def reached(token_ids: list[int]) -> list[bool]:
-        tokens = torch.tensor([token_ids])
-        proposal = DraftProposal(tokens, torch.tensor([4]), None, confidences(tokens))
-        (num,) = admitted(planner, proposal, [4])
-        return [num > k for k in range(index + 1)]
+        planner = POLICIES[policy]()
+        shape = StepShape(3, 3, (0, 1, 2), (4, 4, 4))
+        blocks = [*neighbours[:mine], token_ids, *neighbours[mine:]]
+        for tokens in (torch.tensor([[2, 1, 0, 4]] * 3), torch.tensor([[0] * 4] * 3), blocks):
+            tokens = torch.as_tensor(tokens)
+            depths = planner.depths(shape)
+            drawn = torch.tensor(depths)
+            proposal = DraftProposal(tokens, drawn, None, confidences(tokens))
+            lens = planner.admit(proposal, replace(shape, draft_limits=depths)).num_admitted
+        return [int(lens[mine]) > k for k in range(index + 1)]
 
     changed = [*ids[:index], other, *ids[index + 1 :]]
     assert reached(ids) == reached(changed)
@@ -119,8 +330,9 @@ class Peeking:
         return Admission(keep, int(keep.sum()))
 
 
-def test_the_property_above_can_fail() -> None:
+def test_the_property_above_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "peeking", Peeking)
     with pytest.raises(AssertionError):
         test_an_admission_never_looks_at_the_token_it_admits.hypothesis.inner_test(
-            [0, 0, 0, 0], 1, 5, Peeking()
+            [0, 0, 0, 0], 1, 5, "peeking", 0
         )

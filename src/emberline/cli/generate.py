@@ -49,7 +49,7 @@ def generate(
     layout: Annotated[LayoutKind, typer.Option(help="How rows of a step are laid.")] = "compact",
     planner: Annotated[
         PlannerName, typer.Option(help="How much of a block is verified.")
-    ] = "verify_all",
+    ] = "auto",
     threshold: Annotated[
         float | None, typer.Option(help="Least survival worth verifying (planner threshold).")
     ] = None,

@@ -57,8 +57,11 @@ def engine_config(
     max_queue: int | None = None,
     threads: int | None = None,
     layout: LayoutKind = "compact",
-    planner: PlannerName = "verify_all",
+    planner: PlannerName = "auto",
     threshold: float | None = None,
+    calibration: str | None = None,
+    step_costs: str | None = None,
+    prefix_cache: bool = True,
     num_draft_tokens: int | None = None,
     drafter: DrafterName = "auto",
     no_draft: bool = False,
@@ -81,13 +84,15 @@ def engine_config(
         fail("--num-draft-tokens needs a drafter: leave it out, or the option that says none")
     if threshold is not None and planner != "threshold":
         fail("--threshold needs --planner threshold")
+    if step_costs is not None and planner in ("verify_all", "threshold"):
+        fail(f"--planner {planner} reads no --step-costs: leave one out")
     if draft not in (None, "none") and drafter != "auto":
         fail(f"--draft names a checkpoint, --drafter {drafter} uses none: give one")
     try:
         return EngineConfig(
             dtype=dtype,
             threads=threads,
-            cache=CacheConfig(**given(num_tokens=kv_tokens)),
+            cache=CacheConfig(prefix_cache=prefix_cache, **given(num_tokens=kv_tokens)),
             scheduler=SchedulerConfig(
                 **given(max_num_reqs=max_num_reqs, max_queue=max_queue, max_model_len=max_model_len)
             ),
@@ -95,6 +100,8 @@ def engine_config(
                 drafter="none" if without else drafter,
                 layout=layout,
                 planner=planner,
+                calibration=calibration,
+                step_costs=step_costs,
                 **given(threshold=threshold, num_draft_tokens=num_draft_tokens),
             ),
         )

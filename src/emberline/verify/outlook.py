@@ -128,7 +128,8 @@ class Outlook:
             tokens_per_second(ranked.within(depth), limit_depth(shape, depth), costs).max()
             for depth in range(max(shape.draft_limits) + 1)
         ]
-        depth = int(np.argmax(best))
+        # A deeper block at no cost is welcome: what is drawn can still be left unverified.
+        depth = int(np.flatnonzero(np.array(best) == max(best))[-1])
         if depth:
             self._num_undrafted = 0
             return limit_depth(shape, depth).draft_limits
