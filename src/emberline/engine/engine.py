@@ -71,6 +71,11 @@ class Engine:
         self.observer: Observer | None = None
 
     @property
+    def pool(self) -> PagePool:
+        """The pages. Whoever borrows some while nothing runs gives them back before a step."""
+        return self._pool
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._states)
