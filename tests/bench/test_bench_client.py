@@ -78,7 +78,8 @@ def test_times_are_those_of_arrival() -> None:
     [record] = ask(Reply(parts))
     first, second = record.chunk_times
     assert first - record.start >= 0.15
-    assert second - first == pytest.approx(0.25, abs=0.1)
+    assert second - record.start >= 0.4
+    assert second - first > 0.1
     assert record.end == second
     assert record.completion_tokens == 3
 
