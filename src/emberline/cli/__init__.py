@@ -12,6 +12,8 @@ COMMANDS = {
     "generate": "Answer one prompt in the terminal.",
     "train": "Train a draft for a model.",
     "export": "Write a trained draft as a checkpoint of a public dialect.",
+    "calibrate": "Fit the temperatures of a draft's confidences.",
+    "profile": "Measure what a step costs on this machine.",
     "bench": "Measure a server: bench serve.",
 }
 

@@ -36,11 +36,15 @@ from emberline.verify.step_cost import StepCosts
 
 CONTEXT_LENGTH = 256
 """Tokens with KV before the step, of every request, where there is room for them."""
+CHUNK = 128
+"""Tokens of a prompt in the steps that prefill: enough for the slope that longer chunks follow."""
 DRAFTS_WITHOUT_DRAFTER = 7
 """Deepest block whose verification is measured where nobody drafts."""
 BUDGET_SECONDS = 5.0
-"""Time to spread over the points; those that take longer than their share still get two turns."""
+"""Time to spread over the points. Those that take longer than their share still get their turns."""
 LEAST_TURNS, MOST_TURNS = 2, 16
+LONG_SECONDS = 1.0
+"""Steps that take longer get one turn: warming up and being disturbed are a small part of them."""
 
 Report = Callable[[float], None]  # share done, 0 .. 1
 
@@ -52,15 +56,17 @@ class Grid:
     request_counts: tuple[int, ...]  # 1, 2, 4, .. the most
     depths: tuple[int, ...]  # drafts of each block: 0, 1, 2, 4, .. K
     context_length: int
-    chunk: int  # known tokens of one request in a prefill step; 0: no such step fits
+    chunk: int  # known tokens of the request that prefills, in steps in which one does
 
     def points(self) -> Iterator[_Point]:
         """Every step, the cheapest number of requests first."""
         for num_reqs in self.request_counts:
             for depth in self.depths:
                 yield _Point(num_reqs, depth, 1)
-            if self.chunk > 1 + self.depths[-1]:
-                yield _Point(num_reqs, 0, self.chunk)
+            prefill = _Point(num_reqs, 0, self.chunk)
+            # Where whole blocks are as large, the last slope is known well enough without.
+            if prefill.num_tokens >= 2 * num_reqs * (1 + self.depths[-1]):
+                yield prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ def plan_grid(
         request_counts=_doubling(1, most),
         depths=(0, *_doubling(1, most_drafts)),
         context_length=context_length,
-        chunk=min(context_length, config.prefill_chunk, config.max_num_tokens + 1 - most),
+        chunk=min(CHUNK, context_length, config.prefill_chunk),
     )
 
 
@@ -168,7 +174,7 @@ def profile_steps(
 
 
 def _is_done(times: _Times, share: float) -> bool:
-    if times.num_turns < LEAST_TURNS:
+    if times.num_turns < LEAST_TURNS and times.total < LONG_SECONDS:
         return False
     return times.num_turns == MOST_TURNS or times.total >= share
 

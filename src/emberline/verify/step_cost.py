@@ -70,9 +70,10 @@ class _Curve:
     @classmethod
     def through(cls, counts: Floats, seconds: Floats) -> _Curve:
         """Through N points, and on with the slope of the last two."""
-        # Measured times waver. A planner looks for the best of many counts, so it would find
-        # just the dents: a point is never cheaper than one before it.
-        seconds = np.maximum.accumulate(seconds)
+        # Measured times waver, and a planner that looks for the best of many counts would find just
+        # the dents. What disturbs a measurement only adds to it: of two points of which the later
+        # is the cheaper, the earlier is the one that is wrong.
+        seconds = np.minimum.accumulate(seconds[::-1])[::-1]
         slope = 0.0
         if len(counts) > 1:
             slope = (seconds[-1] - seconds[-2]) / (counts[-1] - counts[-2])

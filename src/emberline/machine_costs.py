@@ -1,0 +1,162 @@
+"""Step costs of this machine: measured once for a model, its draft and settings, then kept.
+
+Owns what the costs depend on, the cache's files and what is said of it. Must not know how a step
+is measured or what its costs are for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from emberline.engine.engine import Engine
+from emberline.engine.profile import Grid, Report, plan_grid, profile_steps
+from emberline.hub import cache_home
+from emberline.models.weights import ModelError
+from emberline.verify.cost_files import load_profile, save_profile
+from emberline.verify.cost_profile import CostProfile, MeasuredOn
+from emberline.verify.step_cost import StepCosts
+
+
+def costs_for(
+    engine: Engine, model: Path, draft: Path | None, *, progress: bool = True
+) -> StepCosts:
+    """The engine's step costs: those kept from an earlier start, or measured now and kept.
+
+    A file that cannot be read is measured anew. A cache that cannot be written to is said, and is
+    no failure. `emberline profile` measures again whatever is kept: after a start on a busy
+    machine, for what was slow then stays slow in the table.
+
+    Args:
+        engine: one without requests.
+        model: folder of its target.
+        draft: folder of its draft checkpoint; None where there is none.
+        progress: show a bar while measuring, and say in a line where the costs come from; both on
+            standard error.
+
+    Raises:
+        ValueError: the engine has no room for a step to measure.
+        RuntimeError: the engine has requests.
+    """
+    console = Console(stderr=True, quiet=not progress, highlight=False, soft_wrap=True)
+    grid = plan_grid(engine.parts, engine.pool, engine.config.scheduler)
+    facts = measured_on(engine, grid, model, draft)
+    path = cache_file(facts)
+    kept = _kept(path, facts)
+    if kept is not None:
+        console.print(f"Step costs: from {path}", markup=False)
+        return kept.costs
+    began = time.monotonic()
+    profile = measure(engine, model, draft, progress=progress)
+    took = f"Step costs: measured in {time.monotonic() - began:.1f} s"
+    console.print(f"{took}, {keep(profile)}", markup=False)
+    return profile.costs
+
+
+def measure(
+    engine: Engine, model: Path, draft: Path | None, *, progress: bool = True
+) -> CostProfile:
+    """Measure an engine's step costs, whatever is kept of them. Raises as `costs_for` does."""
+    if engine.has_work:
+        raise RuntimeError("the engine has requests: measure its steps before it gets any")
+    grid = plan_grid(engine.parts, engine.pool, engine.config.scheduler)
+    with _bar(progress) as report:
+        costs = profile_steps(engine.parts, engine.pool, grid, report=report)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return CostProfile(costs, measured_on(engine, grid, model, draft), date)
+
+
+def keep(profile: CostProfile) -> str:
+    """Keep a profile for later starts; says where, or why not."""
+    path = cache_file(profile.measured_on)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_profile(path, profile)
+    except OSError as error:
+        reason = error.strerror or error
+        return f"not kept: {path.parent} cannot be written ({reason}); set EMBERLINE_HOME"
+    return f"kept in {path}"
+
+
+def cache_file(facts: MeasuredOn) -> Path:
+    """Where costs measured on this are kept."""
+    digest = hashlib.sha256(json.dumps(asdict(facts), sort_keys=True).encode()).hexdigest()[:12]
+    name = re.sub(r"[^\w.-]+", "-", facts.model)
+    return cache_home() / "step-costs" / f"{name}-{digest}.json"
+
+
+def measured_on(engine: Engine, grid: Grid, model: Path, draft: Path | None) -> MeasuredOn:
+    """What the costs of an engine's steps depend on."""
+    parts, device = engine.parts, engine.parts.history.device
+    drafter = None if parts.drafter is None else type(parts.drafter).__name__
+    return MeasuredOn(
+        model=_shape_of(model, str(engine.info.get("model") or model.name)),
+        draft=drafter if drafter is None or draft is None else _shape_of(draft, draft.name),
+        dtype=str(engine.info.get("dtype", engine.config.dtype)),
+        device=device.type,
+        processor=_processor(device),
+        num_cores=_num_cores(),
+        threads=torch.get_num_threads(),
+        layout=parts.layout,
+        max_num_reqs=engine.config.scheduler.max_num_reqs,
+        max_draft_tokens=grid.depths[-1],
+        context_length=grid.context_length,
+        torch=torch.__version__,
+        emberline=version("emberline"),
+    )
+
+
+def _kept(path: Path, facts: MeasuredOn) -> CostProfile | None:
+    try:
+        profile = load_profile(path)
+    except ModelError:  # absent, damaged, or of another version of the format
+        return None
+    return profile if profile.measured_on == facts else None
+
+
+def _shape_of(folder: Path, name: str) -> str:
+    """A model's name and a digest of its config: what a step computes, not with which weights."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:8]
+    return f"{name} ({digest})"
+
+
+def _processor(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _num_cores() -> int:
+    usable = hasattr(os, "sched_getaffinity")  # a container may have fewer than the machine
+    return len(os.sched_getaffinity(0)) if usable else os.cpu_count() or 1
+
+
+@contextmanager
+def _bar(show: bool) -> Iterator[Report]:
+    """A bar on a terminal; nothing in a log."""
+    console = Console(stderr=True)
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), TimeElapsedColumn())
+    hidden = not (show and console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("Measuring step costs", total=1.0)
+        yield lambda share: progress.update(task, completed=share)
