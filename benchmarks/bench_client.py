@@ -18,11 +18,12 @@ from multiprocessing.synchronize import Event
 
 import httpx
 
-import record
 from emberline.bench.client import Client
 from emberline.bench.load import run_level
 from emberline.bench.settings import ClosedLoop, LoadSettings, ServerSettings
 from emberline.bench.sse import EventParser
+
+import record
 
 PORT = 8124
 URL = f"http://127.0.0.1:{PORT}"
