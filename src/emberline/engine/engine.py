@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,7 +32,6 @@ from emberline.types import (
     RequestOutput,
     SamplingParams,
     TokenLogprobs,
-    add_per_pos,
 )
 
 BROKEN_ERROR = (
@@ -63,9 +63,11 @@ class Engine:
         self.max_model_len = parts.history.shape[1]
         self.max_draft_tokens = parts.drafter.max_draft_tokens if parts.drafter else 0
         cache = make_cache(parts, pool, config.cache.prefix_cache)
+        self._cache_len = cache.longest(config.scheduler.prefill_chunk)
         self._scheduler = Scheduler(config.scheduler, cache, self.max_draft_tokens)
         self._states: dict[str, RequestState] = {}
-        self._totals = EngineSnapshot()
+        self._totals: Counter[str] = Counter()  # fields of EngineSnapshot
+        self._accepted_per_pos = [0] * self.max_draft_tokens
         self._pace = Pace()
         self._num_added = 0
         self.observer: Observer | None = None
@@ -80,6 +82,11 @@ class Engine:
         """Whether a step would do anything."""
         return bool(self._states)
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self._states)
+
     def add(self, request: Request, text: TextStream | None = None) -> None:
         """Queue a request. Never blocks.
 
@@ -90,7 +97,7 @@ class Engine:
         self.validate(request, has_text=text is not None)
         params = request.params
         room = self.max_model_len if params.max_tokens is None else params.max_tokens
-        limit = min(len(request.prompt_token_ids) + room, self.max_model_len, self._pool.capacity)
+        limit = min(len(request.prompt_token_ids) + room, self.max_model_len, self._cache_len)
         state = RequestState(
             request=request,
             text=text,
@@ -123,8 +130,9 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """Counters since the start, and what is held now."""
-        return replace(
-            self._totals,
+        return EngineSnapshot(
+            **self._totals,
+            accepted_per_pos=tuple(self._accepted_per_pos),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             kv_usage=1 - self._scheduler.cache.num_available / self._pool.num_pages,
@@ -150,8 +158,7 @@ class Engine:
 
     def _run(self, plan: list[ScheduledRequest]) -> list[RequestOutput]:
         parts = self.parts
-        for entry in plan:
-            self._write_history(entry.state)
+        self._write_history([entry.state for entry in plan])
         inputs = build_inputs(plan, parts.eos_ids, parts.history.device)
         result = run_step(parts, inputs)
         broken = self._broken(result)
@@ -175,7 +182,7 @@ class Engine:
         admitted = result.num_admitted.tolist()
         drafted = result.num_drafted.tolist()
         outputs = []
-        self._count(num_engine_steps=1)
+        self._totals["num_engine_steps"] += 1
         for i, entry in enumerate(plan):
             state = entry.state
             if i in broken:
@@ -191,10 +198,10 @@ class Engine:
             if ending is None:
                 self._scheduler.computed(state)
             if is_first and (kept or ending):
-                self._count(prompt_tokens=state.num_prompt)
+                self._totals["prompt_tokens"] += state.num_prompt
             elif kept:
                 self._count_verify(state, drafted[i], admitted[i], accepted[i], len(kept))
-            self._count(generation_tokens=len(kept))
+            self._totals["generation_tokens"] += len(kept)
             if kept or ending:
                 scored = records[i]
                 kept_records = scored[: len(kept)] if scored is not None else None
@@ -277,16 +284,20 @@ class Engine:
         emitted = torch.isin(bad, result.verdict.scored_index)
         return frozenset(req[emitted | (bad < layout.window_start[req])].tolist())
 
-    def _write_history(self, state: RequestState) -> None:
-        new = state.token_ids[state.num_written :]
-        if new:
-            row = self.parts.history[state.slot]
-            row[state.num_written : len(state.token_ids)] = torch.tensor(new)
+    def _write_history(self, states: Sequence[RequestState]) -> None:
+        """Bring the token table's rows up to date."""
+        slots: list[int] = []
+        positions: list[int] = []
+        token_ids: list[int] = []
+        for state in states:
+            new = range(state.num_written, len(state.token_ids))
+            slots += [state.slot] * len(new)
+            positions += new
+            token_ids += state.token_ids[state.num_written :]
             state.num_written = len(state.token_ids)
-
-    def _count(self, **added: int) -> None:
-        now = {name: getattr(self._totals, name) + value for name, value in added.items()}
-        self._totals = replace(self._totals, **now)
+        if token_ids:
+            places = torch.tensor([slots, positions], device=self.parts.history.device)
+            self.parts.history[places[0], places[1]] = torch.tensor(token_ids).to(places.device)
 
     def _count_verify(
         self, state: RequestState, drafted: int, admitted: int, accepted: int, kept: int
@@ -294,14 +305,12 @@ class Engine:
         """Exact counts from this step's real widths; drafts behind a stop were not accepted."""
         accepted = min(accepted, kept)
         state.stats = state.stats.add_step(drafted, admitted, accepted, kept)
-        self._count(
-            num_verify_steps=1,
-            num_emitted_tokens=kept,
-            num_draft_tokens=admitted,
-            num_accepted_tokens=accepted,
-        )
-        per_pos = add_per_pos(self._totals.accepted_per_pos, accepted, self.max_draft_tokens)
-        self._totals = replace(self._totals, accepted_per_pos=per_pos)
+        self._totals["num_verify_steps"] += 1
+        self._totals["num_emitted_tokens"] += kept
+        self._totals["num_draft_tokens"] += admitted
+        self._totals["num_accepted_tokens"] += accepted
+        for position in range(accepted):
+            self._accepted_per_pos[position] += 1
 
     def validate(self, request: Request, *, has_text: bool) -> None:
         """Raise `InvalidRequest` for what can never run. `has_text`: a tokenizer follows along."""
@@ -338,7 +347,7 @@ class Engine:
         self._validate_length(len(prompt), params)
 
     def _validate_length(self, num_prompt: int, params: SamplingParams) -> None:
-        limit = min(self.max_model_len, self._pool.capacity)
+        limit = min(self.max_model_len, self._cache_len)
         what = "context length" if limit == self.max_model_len else "KV cache"
         wanted = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + min(wanted, 1) > limit:
