@@ -14,6 +14,7 @@ from emberline.engine.build import build_engine
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
 from emberline.hub import generation_stop_ids, load_tokenizer, resolve_draft, resolve_model
+from emberline.machine_costs import costs_for
 from emberline.types import (
     FinishReason,
     InvalidRequest,
@@ -66,6 +67,7 @@ def load_engine(
         config,
         eos_ids=generation_stop_ids(folder.path),
         name=folder.name,
+        find_costs=lambda engine: costs_for(engine, folder.path, draft_folder, progress=progress),
     )
     return LoadedEngine(engine, tokenizer, TokenText(tokenizer), folder.name)
 

@@ -11,7 +11,7 @@ NAME [out, in] beside NAME_scale [out] float32, dequantised at load.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,17 @@ def load_drafter(
     num_pages: int,
     page_size: int,
     num_draft_tokens: int | None = None,
+    confidence_temperatures: Sequence[float] | None = None,
 ) -> Drafter:
     """The drafter in `folder`, drafting for `target`, with KV for `num_pages` pages.
 
     Embedding and head are the target's unless the checkpoint brings different ones.
+    `confidence_temperatures` calibrate its confidences, one for each draft of the checkpoint's
+    block however many are drawn; None leaves them as they were trained.
 
     Raises:
-        ModelError: the checkpoint is not understood whole, or was made for another target.
+        ModelError: the checkpoint is not understood whole, or was made for another target, or the
+            temperatures for another block.
     """
     folder = Path(folder)
     config = read_draft_config(folder)
@@ -120,13 +124,19 @@ def load_drafter(
         min_rows=target.min_rows,
     )
     head = _head(weights, config, target, dtype, device)
+    has_confidence = config.has_confidence or weights.has("confidence_head.proj.weight")
+    temperatures = (1.0,) * config.max_draft_tokens
+    if confidence_temperatures is not None:
+        temperatures = _temperatures(folder, config, has_confidence, confidence_temperatures)
     drafter: Drafter
     if config.markov_rank or weights.has(W1):
         markov = load_markov_head(weights, config.vocab_size, config.hidden_size, dtype, device)
         confidence = None
-        if config.has_confidence or weights.has("confidence_head.proj.weight"):
+        if has_confidence:
             rank = weights.take(W1).shape[1]
-            confidence = load_confidence_head(weights, config.hidden_size, rank, dtype, device)
+            confidence = load_confidence_head(
+                weights, config.hidden_size, rank, temperatures, dtype, device
+            )
         drafter = DSparkDrafter(backbone, head, markov, confidence, num_draft_tokens)
     else:
         drafter = DFlashDrafter(backbone, head, num_draft_tokens)
@@ -274,6 +284,19 @@ def _check_target(
         raise ModelError(
             f"{folder}: made for a target of {config.num_target_layers} layers, not of {depth}"
         )
+
+
+def _temperatures(
+    folder: Path, config: DraftConfig, has_confidence: bool, given: Sequence[float]
+) -> tuple[float, ...]:
+    if not has_confidence:
+        raise ModelError(f"{folder}: calibrated, but without confidences: remove the calibration")
+    if len(given) != config.max_draft_tokens:
+        raise ModelError(
+            f"{folder}: calibrated with {len(given)} temperatures, but its block has "
+            f"{config.max_draft_tokens} drafts: calibrate this draft"
+        )
+    return tuple(given)
 
 
 def _embed(

@@ -9,6 +9,7 @@ a bias that depends on the token just drawn, so that the drafts of one block agr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -119,20 +120,22 @@ class RnnHead:
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceHead:
-    """c = sigmoid(proj([hidden; w1[previous]])): the chance that a draft survives, given the last.
+    """c = sigmoid(proj([hidden; w1[previous]]) / t): a draft's chance to survive, given the last.
 
-    Trained on 1 - L1(p, q) / 2, the acceptance rate of the rejection rule.
+    Trained on 1 - L1(p, q) / 2, the acceptance rate of the rejection rule. The temperature t of
+    each position comes from calibration; ones leave the head as it was trained.
     """
 
     weight: Tensor  # [1, D + r], or [1, D] when it does not see the previous token
     bias: Tensor | None  # [1]
+    temperatures: Tensor  # [K'] float32, K' >= K
 
     def __call__(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """[B, K, D], [B, K, r] -> [B, K] float32 in [0, 1]."""
         if self.weight.shape[1] > hidden.shape[-1]:
             hidden = torch.cat((hidden, previous), dim=-1)
         logits: Tensor = F.linear(hidden, self.weight, self.bias)
-        return torch.sigmoid(logits.float()).squeeze(-1)
+        return torch.sigmoid(logits.float().squeeze(-1) / self.temperatures[: logits.shape[1]])
 
 
 class DSparkDrafter(BlockDrafter):
@@ -155,6 +158,11 @@ class DSparkDrafter(BlockDrafter):
         super().__init__(backbone, head, num_draft_tokens)
         self._markov = markov
         self._confidence = confidence
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether proposals carry confidences."""
+        return self._confidence is not None
 
     def propose(self, context: DraftContext) -> DraftProposal:
         """Draft K tokens a request, each from softmax((base + bias) / temperature)."""
@@ -208,9 +216,16 @@ def load_markov_head(
 
 
 def load_confidence_head(
-    weights: Weights, hidden_size: int, rank: int, dtype: torch.dtype, device: str
+    weights: Weights,
+    hidden_size: int,
+    rank: int,
+    temperatures: Sequence[float],
+    dtype: torch.dtype,
+    device: str,
 ) -> ConfidenceHead:
     """The confidence head; the width of its row tells whether it sees the previous token.
+
+    `temperatures` are those of its calibration, one a draft of a block.
 
     Raises:
         ModelError: the row is neither D nor D + r wide.
@@ -222,7 +237,8 @@ def load_confidence_head(
     bias = None
     if weights.has(name + "bias"):
         bias = weights.take(name + "bias", (1,)).to(device=device, dtype=dtype)
-    return ConfidenceHead(weight, bias)
+    scale = torch.tensor(temperatures, dtype=torch.float32, device=device)
+    return ConfidenceHead(weight, bias, scale)
 
 
 def _stream(w2: Tensor) -> Tensor:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from emberline.cache.page_pool import PagePool
-from emberline.config import DtypeName, EngineConfig
+from emberline.config import DtypeName, EngineConfig, PlannerName, SpeculationConfig
 from emberline.drafters.base import Drafter
 from emberline.drafters.block_drafter import BlockDrafter
 from emberline.drafters.checkpoint import load_drafter, read_draft_config
+from emberline.drafters.dspark import DSparkDrafter
 from emberline.drafters.ngram import NGramDrafter
 from emberline.engine.engine import Engine
 from emberline.engine.step import StepParts
@@ -21,7 +23,10 @@ from emberline.models.decoder_config import DecoderConfig
 from emberline.models.self_check import COMPARED, ENDS, check_row_invariance
 from emberline.models.weights import ModelError, load_folder, read_json
 from emberline.sampling.keys import KeyedDraws
-from emberline.verify.planner import Planner, Threshold, VerifyAll
+from emberline.verify.calibration import Calibration, draft_calibration
+from emberline.verify.cost_files import load_costs
+from emberline.verify.planner import CausalGreedy, LaggedTopK, Planner, Threshold, VerifyAll
+from emberline.verify.step_cost import StepCosts
 
 
 def build_engine(
@@ -31,6 +36,7 @@ def build_engine(
     *,
     eos_ids: frozenset[int],
     name: str = "",
+    find_costs: Callable[[Engine], StepCosts] | None = None,
 ) -> Engine:
     """Load a target, its drafter and the caches.
 
@@ -40,6 +46,8 @@ def build_engine(
         config: the engine's settings.
         eos_ids: tokens that end an answer.
         name: what the model is called in the engine's info.
+        find_costs: measures the finished engine's steps, or remembers them; asked only where a
+            planner needs costs and the settings name no file of them.
 
     Raises:
         ModelError: files do not fit each other or the settings.
@@ -63,7 +71,9 @@ def build_engine(
         poison_padding=config.poison_padding,
     )
     drafter: Drafter | None = None
+    calibration = None
     if draft is not None:
+        calibration = find_calibration(draft, config.speculation.calibration)
         drafter = load_drafter(
             draft,
             target,
@@ -72,13 +82,14 @@ def build_engine(
             num_pages=num_pages,
             page_size=page_size,
             num_draft_tokens=config.speculation.num_draft_tokens,
+            confidence_temperatures=calibration.temperatures if calibration else None,
         )
     elif drafts == "ngram":
         drafter = NGramDrafter(config.speculation.num_draft_tokens or 8)
     parts = StepParts(
         target=target,
         drafter=drafter,
-        planner=make_planner(config),
+        planner=VerifyAll(),
         draws=KeyedDraws(),
         history=torch.zeros(
             config.scheduler.max_num_reqs,
@@ -97,7 +108,11 @@ def build_engine(
     )
     pool = PagePool(num_pages, page_size)
     facts = info(parts, pool, config, dtype, name, draft) | exactness(target, pool)
-    return Engine(parts, pool, config, facts)
+    facts["calibrated"] = calibration is not None
+    engine = Engine(parts, pool, config, facts)
+    planner = resolve_planner(config.speculation, drafter)
+    engine.use_planner(make_planner(planner, config.speculation, engine, find_costs), planner)
+    return engine
 
 
 def default_threads() -> int:
@@ -139,11 +154,43 @@ def exactness(target: Decoder, pool: PagePool) -> dict[str, object]:
     return {"bitwise": check.bitwise, "max_logit_diff": check.max_logit_diff}
 
 
-def make_planner(config: EngineConfig) -> Planner:
-    """The planner that the settings name."""
-    if config.speculation.planner == "threshold":
-        return Threshold(config.speculation.threshold)
-    return VerifyAll()
+def find_calibration(draft: Path, wanted: str | None) -> Calibration | None:
+    """The draft's calibration: a file, "none" for none, or what lies in the draft's folder."""
+    if wanted == "none":
+        return None
+    return draft_calibration(draft, None if wanted is None else Path(wanted))
+
+
+def resolve_planner(settings: SpeculationConfig, drafter: Drafter | None) -> PlannerName:
+    """The planner's name: "auto" schedules by cost where there are confidences to go by."""
+    if settings.planner != "auto":
+        return settings.planner
+    scheduled = isinstance(drafter, DSparkDrafter) and drafter.has_confidence
+    return "causal_greedy" if scheduled else "verify_all"
+
+
+def make_planner(
+    name: PlannerName,
+    settings: SpeculationConfig,
+    engine: Engine,
+    find_costs: Callable[[Engine], StepCosts] | None,
+) -> Planner:
+    """The planner of that name.
+
+    Raises:
+        ModelError: it needs step costs and there are none.
+    """
+    if name == "threshold":
+        return Threshold(settings.threshold)
+    if name == "verify_all":
+        return VerifyAll()
+    if settings.step_costs is not None:
+        costs = load_costs(Path(settings.step_costs))
+    elif find_costs is not None:
+        costs = find_costs(engine)
+    else:
+        raise ModelError(f"planner {name} needs step costs: give step_costs, a file of them")
+    return CausalGreedy(costs) if name == "causal_greedy" else LaggedTopK(costs)
 
 
 def info(
@@ -166,7 +213,6 @@ def info(
         "drafter": type(drafter).__name__ if drafter else None,
         "draft": draft.name if draft else None,
         "max_draft_tokens": drafter.max_draft_tokens if drafter else 0,
-        "planner": config.speculation.planner,
         "layout": config.speculation.layout,
         "page_size": pool.page_size,
         "kv_capacity_tokens": pool.capacity,

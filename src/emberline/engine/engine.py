@@ -33,6 +33,7 @@ from emberline.types import (
     SamplingParams,
     TokenLogprobs,
 )
+from emberline.verify.planner import Planner
 
 BROKEN_ERROR = (
     "no token can be drawn for this request: the model produced NaN or infinite logits, or its "
@@ -86,6 +87,11 @@ class Engine:
     def num_requests(self) -> int:
         """Requests that run or wait."""
         return len(self._states)
+
+    def use_planner(self, planner: Planner, name: str) -> None:
+        """Plan by another policy from the next step on. `name` is what `info` says."""
+        self.parts = replace(self.parts, planner=planner)
+        self.info["planner"] = name
 
     def add(self, request: Request, text: TextStream | None = None) -> None:
         """Queue a request. Never blocks.

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emberline.models.weights import ModelError
+from emberline.verify.calibration import Samples
 
 FORMAT = "emberline-traces-1"
 DIGITS = 8  # more than a float32 has
@@ -51,12 +51,10 @@ class RequestTrace:
     blocks: tuple[BlockTrace, ...]
 
 
-def samples(
-    traces: Iterable[RequestTrace], num_draft_tokens: int
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Logits of the confidences [N, K], and whether a draft and all before it survived [N, K].
+def samples(traces: Iterable[RequestTrace], num_draft_tokens: int) -> Samples:
+    """All blocks as what a calibration is fitted to.
 
-    The logit of a draft that was not verified is NaN: had it been, it might have stood.
+    A draft that was not verified counts as unknown: had it been, it might have stood.
     """
     blocks = [block for trace in traces for block in trace.blocks]
     confidence = np.full((len(blocks), num_draft_tokens), np.nan)
@@ -65,7 +63,7 @@ def samples(
     accepted = np.array([block.num_accepted for block in blocks], dtype=np.int64)
     clipped = np.clip(confidence, LEAST, 1 - LEAST)
     logits = np.log(clipped) - np.log1p(-clipped)
-    return logits, np.arange(num_draft_tokens) < accepted[:, None]
+    return Samples(logits, np.arange(num_draft_tokens) < accepted[:, None])
 
 
 def write_traces(
