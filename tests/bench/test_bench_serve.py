@@ -279,7 +279,7 @@ def test_nobody_there_ends_with_2() -> None:
     ("arguments", "message"),
     [
         (["--concurrency", "2", "--request-rate", "3"], "contradict each other"),
-        (["--concurrency", "1,x"], "--concurrency wants numbers with commas between, got 'x'"),
+        (["--concurrency", "1,x"], "--concurrency wants numbers, got 'x'"),
         (["--concurrency", "1.5"], "--concurrency must be whole numbers"),
         (["--concurrency", "0"], "--concurrency must be at least 1"),
         (["--concurrency", ""], "want numbers"),
@@ -292,7 +292,10 @@ def test_nobody_there_ends_with_2() -> None:
         (["--extra-body", "{"], "--extra-body is no JSON"),
         (["--extra-body", "[]"], "--extra-body must be a JSON object"),
         (["--extra-body", '{"n": 2}'], "--extra-body may not set 'n'"),
-        (["--header", "no colon"], "--header wants 'Name: value'"),
+        (["--header", "no colon"], "--header and --api-key want 'Name: value'"),
+        (["--header", "A: ü"], "--header and --api-key want 'Name: value'"),
+        (["--api-key", "a\nb"], "--header and --api-key want 'Name: value'"),
+        (["--header", "Content-Length: 3"], "--header may not set content-length"),
         (["--details"], "--details needs --json"),
         (["--json", "/no/such/folder/x.json"], "no such folder"),
         (["--plot", "x.txt"], "the suffix must be one of"),
@@ -304,6 +307,27 @@ def test_options_are_refused_before_anything_is_sent(arguments: list[str], messa
     assert done.exit_code == 2
     assert message in done.stderr
     assert done.stderr.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    "levels", [["1", "2", "3"], ["1,2,3"], ["1, 2", "3"], ["1", "--concurrency", "2,3"]]
+)
+def test_levels_may_stand_apart_or_with_commas(levels: list[str]) -> None:
+    with fake_server(fake(without_usage)) as server:
+        done = bench(server.url, "--concurrency", *levels, "--num-requests", 3)
+    assert done.exit_code == 0, done.output
+    table = done.stdout.split("TTFT")[0].splitlines()
+    assert [line.split()[:2] for line in table if line.split()[1:2] == ["3"]] == [
+        ["1", "3"],
+        ["2", "3"],
+        ["3", "3"],
+    ]
+
+
+def test_a_concurrency_that_was_not_reached_is_said() -> None:
+    with fake_server(fake(without_usage)) as server:
+        done = bench(server.url, "--concurrency", 4, "--num-requests", 2)
+    assert "concurrency 4: too few requests to reach it, give more --num-requests" in done.output
 
 
 def test_a_picture_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

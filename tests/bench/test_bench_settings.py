@@ -37,6 +37,7 @@ def test_headers_win_over_the_key_and_neither_is_shown() -> None:
         (ServerSettings, {"base_url": "localhost:8000"}, "--base-url must be http"),
         (ServerSettings, {"base_url": "http://h:port"}, "--base-url must be http"),
         (ServerSettings, {"base_url": "http://u:p@h"}, "no query, fragment or user"),
+        (ServerSettings, {"base_url": "http://a b"}, "--base-url must be http"),
         (ServerSettings, {"timeout": 0}, "--timeout"),
         (RequestSettings, {"max_tokens": 0}, "--max-tokens"),
         (RequestSettings, {"temperature": float("nan")}, "--temperature"),

@@ -25,7 +25,7 @@ def error_message(body: Any) -> str | None:
         return str(error.get("message") or error.get("type") or "error")
     if error:
         return str(error)
-    if body.get("object") == "error" or "detail" in body:
+    if body.get("object") == "error" or ("detail" in body and "choices" not in body):
         return str(body.get("message") or body.get("detail") or "error")
     return None
 

@@ -101,6 +101,8 @@ def remarks(summaries: Sequence[LevelSummary]) -> list[str]:
             lines.append(f"{name}: {failure.count} failed with {failure.kind}: {failure.message}")
         if row.interrupted:
             lines.append(f"{name}: interrupted, {row.num_cut} requests in flight were cut")
+        if isinstance(row.level, ClosedLoop) and row.in_flight_peak < row.level.concurrency:
+            lines.append(f"{name}: too few requests to reach it, give more --num-requests")
         if row.ok and row.counted_by == "unknown":
             lines.append(
                 f"{name}: the server gave no usage, output tokens are unknown (--tokenizer)"

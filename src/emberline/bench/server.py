@@ -68,7 +68,7 @@ class Server:
         root = self._settings.root
         try:
             answer = await self._http.get(f"{root}/v1/models")
-        except httpx.HTTPError as problem:
+        except (httpx.HTTPError, httpx.InvalidURL) as problem:
             reason = str(problem) or type(problem).__name__
             raise BenchError(f"cannot reach {root}: {reason}") from None
         if answer.status_code in (401, 403):

@@ -6,6 +6,7 @@ Must not know how requests are sent or prompts are made.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,6 +19,9 @@ PATHS: Mapping[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": 
 RESERVED = ("model", "prompt", "messages", "stream", "stream_options", "n", "best_of")
 
 
+_FRAMING = ("content-length", "transfer-encoding", "connection", "accept-encoding")
+
+
 class BenchError(Exception):
     """What the caller can put right: one line that names the setting and the remedy."""
 
@@ -26,6 +30,10 @@ def require(holds: bool, message: str) -> None:
     """Raise `BenchError` with `message` unless `holds`."""
     if not holds:
         raise BenchError(message)
+
+
+def _is_plain(text: str, blanks: str = "") -> bool:
+    return all("!" <= letter <= "~" or letter in blanks for letter in text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +51,7 @@ class ServerSettings:
         try:
             parts = urlsplit(self.base_url)
             sound = parts.scheme in ("http", "https") and bool(parts.hostname)
-            sound = sound and parts.port != 0
+            sound = sound and parts.port != 0 and _is_plain(self.base_url)
         except ValueError:
             sound = False
         require(sound, f"--base-url must be http(s)://HOST[:PORT], got {self.base_url!r}")
@@ -51,6 +59,12 @@ class ServerSettings:
             not (parts.query or parts.fragment or parts.username),
             "--base-url must have no query, fragment or user; keys go to --api-key or --header",
         )
+        for name, value in self.request_headers.items():
+            require(
+                bool(re.fullmatch(r"[!#$%&'*+.^_`|~0-9a-z-]+", name)) and _is_plain(value, " \t"),
+                "--header and --api-key want 'Name: value' of printable ASCII",
+            )
+            require(name not in _FRAMING, f"--header may not set {name}")
         require(self.timeout > 0, f"--timeout must be over 0 seconds, got {self.timeout}")
 
     @property
