@@ -123,6 +123,7 @@ def load(
     target: TinyTarget | None = None,
     num_draft_tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
+    temperatures: tuple[float, ...] | None = None,
 ) -> Drafter:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -135,6 +136,7 @@ def load(
         num_pages=1 + len(LENGTHS) * PAGES_PER_REQ,
         page_size=PAGE_SIZE,
         num_draft_tokens=num_draft_tokens,
+        confidence_temperatures=temperatures,
     )
 
 
@@ -442,6 +444,45 @@ def test_confidence_head_is_optional(tmp_path: Path) -> None:
     tensors = {n: t for n, t in draft_tensors().items() if not n.startswith("confidence")}
     drafter = load(tmp_path, draft_config(enable_confidence_head=False), tensors)
     assert World(drafter).observe_all().propose([0], [0.0]).confidence is None
+
+
+TEMPERATURES = (0.5, 2.0, 1.0, 0.25, 4.0)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [None, 2])
+def test_calibration_divides_each_position_s_logit(
+    tmp_path: Path, num_draft_tokens: int | None
+) -> None:
+    def propose(name: str, temperatures: tuple[float, ...] | None) -> DraftProposal:
+        drafter = load(tmp_path / name, draft_config(), draft_tensors(),
+                       num_draft_tokens=num_draft_tokens, temperatures=temperatures)  # fmt: skip
+        return World(drafter).observe_all().propose(EVERYONE, MIXED)
+
+    plain, ones = propose("plain", None), propose("ones", (1.0,) * BLOCK)
+    calibrated = propose("calibrated", TEMPERATURES)
+    assert plain.confidence is not None
+    assert ones.confidence is not None
+    assert calibrated.confidence is not None
+    assert torch.equal(ones.confidence, plain.confidence)
+    used = torch.tensor(TEMPERATURES)[: plain.confidence.shape[1]]
+    expected = torch.sigmoid(torch.logit(plain.confidence) / used)
+    torch.testing.assert_close(calibrated.confidence, expected, atol=1e-5, rtol=0)
+    assert not torch.allclose(calibrated.confidence, plain.confidence, atol=1e-2)
+    # The drafts and what they were drawn from are untouched.
+    assert torch.equal(calibrated.token_ids, plain.token_ids)
+    assert torch.equal(calibrated.logits, plain.logits)
+
+
+def test_a_calibration_of_another_block_is_refused(tmp_path: Path) -> None:
+    for num_draft_tokens in (None, 2):
+        with pytest.raises(ModelError, match=r"with 2 temperatures, but its block has 5 drafts"):
+            load(tmp_path, draft_config(), draft_tensors(), num_draft_tokens=num_draft_tokens,
+                 temperatures=(1.0, 2.0))  # fmt: skip
+
+
+def test_a_calibration_without_confidences_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="calibrated, but without confidences"):
+        load(tmp_path, draft_config(**DFLASH), draft_tensors(None), temperatures=TEMPERATURES)
 
 
 def same_drafts(ours: Drafter, theirs: Drafter) -> bool:

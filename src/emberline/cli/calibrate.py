@@ -1,0 +1,173 @@
+"""`emberline calibrate`: temperatures that turn a draft's confidences into true chances."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emberline.cli.settings import engine_config, fail, one_line_errors
+from emberline.config import DtypeName
+
+if TYPE_CHECKING:
+    from emberline.cli.recording import Advance
+    from emberline.engine.trace import RequestTrace
+    from emberline.verify.calibration import Calibration, Samples
+
+
+def calibrate(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Folder, .gguf file or Hugging Face id; the embedded model if absent."),
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft checkpoint: folder or id.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON lines, {"prompt": ...} or {"turns": [...]}; written by the model if absent.'
+        ),
+    ] = None,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(help="Answer each prompt at this temperature; repeatable. 0 and 1 if absent."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 128,
+    limit: Annotated[int, typer.Option(min=2, help="Most prompts.")] = 64,
+    holdout: Annotated[
+        float,
+        typer.Option(min=0.0, max=0.9, help="Share of the prompts to judge on, not to fit to."),
+    ] = 0.25,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; the draft's calibration.json if absent.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Reliability diagrams to draw (PNG).")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="File that keeps what was recorded; an unfinished one is gone on with."),
+    ] = None,
+    dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    max_num_reqs: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 16,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of the CPU's kernels; all cores but one if absent."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts, answers and the split.")] = 0,
+) -> None:
+    """Fit the temperatures of a draft's confidences, and judge them."""
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        fail('--plot needs matplotlib: pip install "emberline[plot]"')
+    config = engine_config(
+        draft=draft,
+        dtype=dtype,
+        max_model_len=None,
+        kv_tokens=None,
+        max_num_reqs=max_num_reqs,
+        threads=threads,
+    )
+    with one_line_errors():
+        from emberline.cli.recording import Recipe, recorded
+        from emberline.engine.trace import samples
+        from emberline.hub import resolve_draft, resolve_model
+        from emberline.verify.calibration import CALIBRATION_FILE
+        from emberline.verify.calibration import calibrate as fit_and_judge
+
+        target = resolve_model(model)
+        folder = resolve_draft(draft, target)
+        if folder is None:
+            fail("no draft to calibrate: give --draft")
+        out = out or folder / CALIBRATION_FILE
+        for path in (out, plot, traces):
+            if path is not None and not os.access(path.parent, os.W_OK):
+                fail(f"{path}: its folder is missing or not writable: give another path")
+        recipe = Recipe(
+            model=target,
+            draft=folder,
+            prompts=prompts,
+            temperatures=tuple(dict.fromkeys(temperature or (0.0, 1.0))),
+            max_tokens=max_tokens,
+            limit=limit,
+            seed=seed,
+        )
+        with _progress() as advance:
+            found = recorded(recipe, traces, config, advance)
+        fitted, judged = (
+            samples(part, recipe.num_draft_tokens) for part in split(found, holdout, seed)
+        )
+        try:
+            calibration = fit_and_judge(fitted, judged, recipe.summary())
+        except ValueError as problem:
+            fail(f"{problem}: raise --max-tokens or --limit")
+        try:
+            calibration.save(out)
+        except OSError as problem:
+            fail(f"{out}: cannot be written ({problem.strerror})")
+    _print_table(calibration, judged, held_out=holdout > 0)
+    typer.echo(f"written: {out}")
+    if plot is not None:
+        from emberline.cli.reliability_plot import draw
+
+        draw(calibration.temperatures, judged, plot)
+        typer.echo(f"drawn: {plot}")
+
+
+def split(
+    traces: Sequence[RequestTrace], holdout: float, seed: int
+) -> tuple[list[RequestTrace], list[RequestTrace]]:
+    """Traces to fit to and to judge on, a prompt's on one side. `holdout` 0: the same are both."""
+    names = sorted({trace.prompt for trace in traces})
+    random.Random(seed).shuffle(names)
+    held = set(names[: round(holdout * len(names))])
+    if not held:
+        return list(traces), list(traces)
+    return (
+        [trace for trace in traces if trace.prompt not in held],
+        [trace for trace in traces if trace.prompt in held],
+    )
+
+
+def _print_table(calibration: Calibration, judged: Samples, *, held_out: bool) -> None:
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = ("draft", "temperature", "ECE before", "ECE after", "AUC", "samples")
+    table = Table(*columns, box=None, header_style="bold")
+    for column in table.columns:
+        column.justify = "right"
+    counts = (~np.isnan(judged.logits)).sum(axis=0).tolist()
+    rows = zip(
+        calibration.temperatures,
+        calibration.ece_before,
+        calibration.ece_after,
+        calibration.auc,
+        counts,
+        strict=True,
+    )
+    for position, (temperature, before, after, area, count) in enumerate(rows, start=1):
+        figures = (f"{value:.4f}" for value in (temperature, before, after, area))
+        table.add_row(str(position), *figures, str(count))
+    means = (np.mean(calibration.ece_before), np.mean(calibration.ece_after))
+    table.add_row("mean", "", *(f"{mean:.4f}" for mean in means), "", "", style="bold")
+    console = Console()
+    console.print(table)
+    where = "prompts that the fit has not seen" if held_out else "the prompts that were fitted to"
+    console.print(f"survival, judged on {where}", highlight=False)
+
+
+@contextmanager
+def _progress() -> Iterator[Advance]:
+    """A bar of requests on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TimeLeft())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
