@@ -84,7 +84,7 @@ def test_a_real_server_level_by_level(server: Server, tmp_path: Path) -> None:
             assert level[name]["count"] == 6
             assert 0 < level[name]["median"] <= level[name]["p99"] <= level[name]["max"]
         told = level["acceptance"]
-        assert told["source"] == "answer: emberline.speculation"
+        assert told["source"] == "emberline.speculation"
         assert told["emitted"] == 6 * 11  # all but each answer's first token
         assert 1 < level["acceptance_length"] <= 1 + NUM_DRAFTS
         assert level["tokens_per_chunk"] > 1
@@ -140,7 +140,7 @@ def test_a_dataset_and_a_picture(server: Server, tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "1 of 2 prompts have more turns" in done.output
-    assert "answer: emberline.speculation" in done.output
+    assert "tokens a step: by emberline.speculation" in done.output
     for word in ("TTFT", "TPOT", "ITL", "E2E", "median", "p90", "p99"):
         assert word in done.output
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -77,7 +77,7 @@ def _emberline(said: Json) -> Acceptance | None:
     if count_of(counts, "steps") is None:
         return None
     return Acceptance(
-        source="answer: emberline.speculation",
+        source="emberline.speculation",
         steps=count_of(counts, "steps"),
         emitted=count_of(counts, "emitted"),
         verified=count_of(counts, "verified"),
@@ -94,7 +94,7 @@ def _vllm(said: Json) -> Acceptance | None:
     if steps is None or accepted is None:
         return None
     return Acceptance(
-        source="answer: metrics.speculative_decoding",
+        source="metrics.speculative_decoding",
         steps=steps,
         emitted=steps + accepted,
         verified=count_of(counts, "num_draft_tokens"),
@@ -116,7 +116,7 @@ def _sglang(said: Json) -> Acceptance | None:
         _object(said, "usage"), "completion_tokens"
     )
     return Acceptance(
-        source="answer: meta_info",
+        source="meta_info",
         steps=steps,
         emitted=emitted if accepted is None else steps + accepted,
         verified=count_of(
@@ -131,7 +131,7 @@ def _llama_cpp(said: Json) -> Acceptance | None:
     verified, accepted = count_of(timings, "draft_n"), count_of(timings, "draft_n_accepted")
     if not verified or accepted is None:
         return None
-    return _from_tokens("answer: timings", count_of(timings, "predicted_n"), verified, accepted)
+    return _from_tokens("timings", count_of(timings, "predicted_n"), verified, accepted)
 
 
 def _usage(said: Json) -> Acceptance | None:
@@ -142,7 +142,7 @@ def _usage(said: Json) -> Acceptance | None:
     if accepted is None or rejected is None or accepted + rejected == 0:
         return None  # zeros are what servers send that do not fill these fields
     emitted = count_of(usage, "completion_tokens")
-    source = "answer: usage.completion_tokens_details"
+    source = "usage.completion_tokens_details"
     return _from_tokens(source, emitted, accepted + rejected, accepted)
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from emberline.bench.client import RequestRecord
 from emberline.bench.metrics import LevelRun, LevelSummary, e2e, tpot, ttft
 from emberline.bench.session import Plan, Session
-from emberline.bench.settings import ClosedLoop, Level
+from emberline.bench.settings import ClosedLoop, Level, RandomPrompts
 
 _LATENCIES = (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("ITL", "itl_ms"), ("E2E", "e2e_ms"))
 _COLUMNS = (
@@ -38,6 +38,11 @@ def level_name(level: Level) -> str:
     return f"{level.request_rate:g}/s"
 
 
+def level_kind(level: Level) -> str:
+    """What the level's number counts."""
+    return "concurrency" if isinstance(level, ClosedLoop) else "rate"
+
+
 def tables(summaries: Sequence[LevelSummary]) -> RenderableType:
     """Throughput, a row a level; latency, a row a level and metric; then what there is to say."""
     lines = [Text(line) for line in remarks(summaries)]
@@ -45,13 +50,9 @@ def tables(summaries: Sequence[LevelSummary]) -> RenderableType:
     return Group(*parts, *([Text(), *lines] if lines else []))
 
 
-def _heading(summaries: Sequence[LevelSummary]) -> str:
-    return "concurrency" if isinstance(summaries[0].level, ClosedLoop) else "rate"
-
-
 def _throughput(summaries: Sequence[LevelSummary]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in (_heading(summaries), *_COLUMNS):
+    for name in (level_kind(summaries[0].level), *_COLUMNS):
         table.add_column(name, justify="right")
     for row in summaries:
         table.add_row(
@@ -71,7 +72,7 @@ def _throughput(summaries: Sequence[LevelSummary]) -> Table:
 
 def _latency(summaries: Sequence[LevelSummary]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(_heading(summaries), justify="right")
+    table.add_column(level_kind(summaries[0].level), justify="right")
     table.add_column("ms")
     for name in ("mean", "median", "p90", "p99", "max"):
         table.add_column(name, justify="right")
@@ -96,7 +97,7 @@ def remarks(summaries: Sequence[LevelSummary]) -> list[str]:
     """What the tables cannot show: failures, what is unknown and why, where figures come from."""
     lines = []
     for row in summaries:
-        name = f"{_heading([row])} {level_name(row.level)}"
+        name = f"{level_kind(row.level)} {level_name(row.level)}"
         for failure in row.failures:
             lines.append(f"{name}: {failure.count} failed with {failure.kind}: {failure.message}")
         if row.interrupted:
@@ -113,7 +114,7 @@ def remarks(summaries: Sequence[LevelSummary]) -> list[str]:
             busy = f"this program was busy {row.client_busy:.0%} of the time"
             lines.append(f"{name}: {busy} and may be what limits the figures")
     sources = sorted({row.acceptance.source for row in summaries if row.acceptance})
-    shown = ", ".join(sources) or "not reported by the server"
+    shown = f"by {', '.join(sources)}" if sources else "not reported by the server"
     return [*lines, f"tokens a step: {shown}"]
 
 
@@ -166,8 +167,6 @@ def _level_json(level: Level) -> dict[str, Any]:
 
 
 def _prompts_json(plan: Plan, session: Session) -> dict[str, Any]:
-    from emberline.bench.settings import RandomPrompts
-
     drawn = asdict(plan.prompts) if isinstance(plan.prompts, RandomPrompts) else {}
     return {"kind": session.prompts.kind, "size": session.prompts.size, **drawn}
 

@@ -196,7 +196,7 @@ def _run(
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)  # a file has no edge
-    for line in (f"{session.model.name}: {session.prompts.kind} prompts", *session.prompts.notes):
+    for line in (f"{session.model.name}, prompts: {session.prompts.kind}", *session.prompts.notes):
         console.print(line, markup=False, highlight=False)
     console.print(tables(summaries), highlight=False)
     if json_file is not None:
@@ -338,13 +338,16 @@ class _Bar:
 
     def level_begins(self, level: Level, load: LoadSettings) -> None:
         """A bar of requests, or of seconds."""
-        from emberline.bench.report import level_name
+        from emberline.bench.report import level_kind, level_name
 
         self._began = time.perf_counter()
         self._seconds = load.duration
         self._done = self._tokens = self._failed = 0
         self._task = self._progress.add_task(
-            level_name(level), total=load.duration or load.num_requests, done="", rate=""
+            f"{level_kind(level)} {level_name(level)}",
+            total=load.duration or load.num_requests,
+            done="",
+            rate="",
         )
 
     def request_ends(self, record: RequestRecord) -> None:
