@@ -12,9 +12,10 @@ import httpx
 import pytest
 import torch
 
-from emberline.engine.async_engine import AsyncEngine, EngineStopped, merge_outputs
+from emberline.engine.async_engine import AsyncEngine, EngineStopped
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
+from emberline.engine.output_stream import merge_outputs
 from emberline.types import (
     FinishReason,
     InvalidRequest,

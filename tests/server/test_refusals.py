@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -89,7 +90,19 @@ BOTH = [
     ("prediction", {"type": "content", "content": "x"}),
     ("unheard_of", 1),
     ("bad_words", ["x"]),
-    ("structured_outputs", {"regex": "["}),
+    ("structured_outputs", {"regex": "["}),  # D13: no grammars here, so none can be wrong
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/no"}}}),
+    ("guided_json", {"$ref": "#/no"}),
+    ("guided_regex", "["),
+    ("priority", 0.5),
+    ("priority", "1"),
+    ("priority", 2**31),
+    ("priority", -(2**31) - 1),
+    ("timeout", 0),
+    ("timeout", -1),
+    ("timeout", "1"),
+    ("timeout", True),
+    ("timeout", 1e9),
 ]
 
 
@@ -358,9 +371,16 @@ def test_a_refused_call_leaves_its_neighbours_alone(server: Server) -> None:
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
-    with saying_server(delay=0.02, max_num_reqs=1, max_queue=2) as server:
-        body = {"prompt": ["free"] * 6, "max_tokens": 20, "ignore_eos": True}
-        for more in ({}, {"stream": True}):
+    with (
+        saying_server(delay=0.02, max_num_reqs=1, max_queue=2) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        body = {"prompt": "free", "max_tokens": 100, "ignore_eos": True}
+        busy = [pool.submit(server.post, COMPLETIONS, body)]
+        server.until(lambda state: state.num_running == 1)
+        busy += [pool.submit(server.post, COMPLETIONS, body) for _ in range(2)]
+        server.until(lambda state: state.num_waiting == 2)
+        for more in ({}, {"stream": True}, {"n": 2}):
             answer = server.post(COMPLETIONS, {**body, **more})
             assert answer.status_code == 429
             assert int(answer.headers["retry-after"]) >= 1
@@ -368,4 +388,34 @@ def test_a_full_queue_says_when_to_come_back() -> None:
             assert error["type"] == "rate_limit_error"
             assert "queue of 2 requests is full" in error["message"]
             assert f"in {answer.headers['retry-after']} s" in error["message"]
+        assert all(one.result(20).status_code == 200 for one in busy)
         server.alive()
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        (COMPLETIONS, {"prompt": "x", "n": 5}, "n"),
+        (COMPLETIONS, {"prompt": ["x", "y", "z", "x", "y"]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["x", "y", "z"], "n": 2}, "prompt"),
+        (CHAT, {"messages": MESSAGES, "n": 5}, "n"),
+    ],
+)
+def test_a_call_that_the_queue_could_never_hold_is_refused(
+    small_queue: Server, path: str, more: dict[str, Any], param: str
+) -> None:
+    error = refused(small_queue, path, {"max_tokens": 1, **more}, param)
+    assert "a call may have 4, the length of the queue" in error["message"]
+    refused(small_queue, path, {"max_tokens": 1, "stream": True, **more}, param)
+
+
+def test_a_call_that_just_fits_the_queue_is_taken_whole(small_queue: Server) -> None:
+    for _ in range(20):  # whatever the engine is doing when the choices arrive
+        assert len(small_queue.complete("x", n=4, max_tokens=1)["choices"]) == 4
+
+
+@pytest.fixture(scope="module")
+def small_queue() -> Iterator[Server]:
+    with saying_server(max_num_reqs=8, max_queue=4) as running:
+        yield running
+        running.alive()

@@ -7,21 +7,22 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import httpx
 import torch
-import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from emberline.engine.async_engine import AsyncEngine, SteppingEngine
 from emberline.engine.detokenizer import TokenText
-from emberline.server.app import create_app
+from emberline.server.run import make_server
+from emberline.server.shutdown import GracefulServer
+from emberline.types import EngineSnapshot
 
 from support.engines import make_engine
 from support.paged import PrefixDrafter, PrefixTarget
@@ -105,6 +106,7 @@ class Server:
 
     url: str
     engine: AsyncEngine
+    process: GracefulServer
     target: SayingTarget | None
     tokenizer: PreTrainedTokenizerFast
     text: TokenText
@@ -142,15 +144,18 @@ class Server:
     def ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def rest(self, seconds: float = 5.0) -> None:
-        """Wait until nothing runs; fail if that does not come to pass."""
+    def until(self, state: Callable[[EngineSnapshot], bool], seconds: float = 5.0) -> None:
+        """Wait for a state of the engine; fail if it does not come to pass."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            state = self.engine.snapshot()
-            if (state.num_running, state.num_waiting, state.kv_usage) == (0, 0, 0.0):
-                return
-            time.sleep(0.01)
-        raise AssertionError(f"still busy: {self.engine.snapshot()}")
+        while not state(self.engine.snapshot()):
+            assert time.monotonic() < end, self.engine.snapshot()
+            time.sleep(0.005)
+
+    def rest(self, seconds: float = 5.0) -> None:
+        """Wait until nothing runs and nothing is held."""
+        self.until(
+            lambda now: (now.num_running, now.num_waiting, now.kv_usage) == (0, 0, 0.0), seconds
+        )
 
     def alive(self) -> None:
         """Healthy, idle, and answering."""
@@ -180,15 +185,15 @@ def serve(
     engine: SteppingEngine,
     tokenizer: PreTrainedTokenizerFast,
     target: SayingTarget | None = None,
+    *,
+    stall_timeout: float = 300.0,
     **options: Any,
 ) -> Iterator[Server]:
-    """Serve an engine on a free port until the end of the block."""
+    """Serve an engine on a free port until the end of the block. `options`: of the server."""
     text = TokenText(tokenizer)
-    behind = AsyncEngine(engine, text, **options)
-    app = create_app(behind, tokenizer, NAME)
+    behind = AsyncEngine(engine, text, stall_timeout=stall_timeout)
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="critical", ws="none", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = make_server(behind, tokenizer, NAME, log_level="critical", **options)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     while not server.started and thread.is_alive():
@@ -196,7 +201,7 @@ def serve(
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         with httpx.Client(base_url=url, timeout=60) as http:
-            yield Server(url, behind, target, tokenizer, text, http)
+            yield Server(url, behind, server, target, tokenizer, text, http)
     finally:
         server.should_exit = True
         thread.join(20)
@@ -211,6 +216,7 @@ def saying_server(
     wrong_every: int = 0,
     max_model_len: int = 256,
     delay: float = 0.0,
+    options: dict[str, Any] | None = None,
     **scheduler: int,
 ) -> Iterator[Server]:
     """A server over a saying target, with a drafter of `num_drafts` if any."""
@@ -221,5 +227,5 @@ def saying_server(
     engine = make_engine(target, drafter, num_pages=1024, eos_ids=(target.eos,), **scheduler)
     engine.info["model"] = NAME
     torch.set_num_threads(1)
-    with serve(engine, tokenizer, target) as server:
+    with serve(engine, tokenizer, target, **(options or {})) as server:
         yield server

@@ -12,11 +12,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from emberline.config import EngineConfig
 from emberline.engine.detokenizer import TextStream, TokenText
+from emberline.engine.output_stream import OutputStream
 from emberline.types import (
     EngineSnapshot,
     FinishReason,
@@ -33,12 +35,20 @@ class EngineStopped(RuntimeError):
     """The engine takes no more requests: a step failed, or it was shut down."""
 
 
+class ShuttingDown(EngineStopped):
+    """The engine takes no new requests because its process is about to end."""
+
+    def __init__(self) -> None:
+        super().__init__("shutting down: no new requests are taken")
+
+
 class SteppingEngine(Protocol):
     """What the thread needs of an engine."""
 
     vocab_size: int
     max_model_len: int
     max_draft_tokens: int
+    config: EngineConfig
     info: dict[str, object]
 
     @property
@@ -71,93 +81,31 @@ class Health:
     reason: str | None = None
 
 
-class OutputStream:
-    """The outputs of one request, as an async iterator of its single reader.
+class _Arrival:
+    """Requests of one call, admitted together or not at all, and who waits to hear it."""
 
-    Outputs that pile up while the reader is busy are merged into one: a slow reader holds no more
-    than its own answer and never delays the engine. `aclose` aborts what is not finished.
-    """
-
-    def __init__(self, request: Request, abort: Callable[[str], None]) -> None:
-        self.request = request
-        self._abort = abort
+    def __init__(self, streams: Sequence[OutputStream]) -> None:
+        self.streams = streams
         self._loop = asyncio.get_running_loop()
         self._admitted: asyncio.Future[None] = self._loop.create_future()
-        self._ready = asyncio.Event()
-        self._lock = threading.Lock()
-        self._pending: list[RequestOutput] = []
-        self._finished = False
-
-    def __aiter__(self) -> OutputStream:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self._finished:
-            raise StopAsyncIteration
-        await self._ready.wait()
-        with self._lock:
-            outputs, self._pending = self._pending, []
-            self._ready.clear()
-        merged = merge_outputs(outputs)
-        self._finished = merged.finished
-        return merged
-
-    async def aclose(self) -> None:
-        """Abort the request unless its last output has been read."""
-        if not self._finished:
-            self._finished = True
-            self._abort(self.request.request_id)
 
     async def admitted(self) -> None:
-        """Wait until the engine has taken the request, or raise its refusal."""
+        """Wait until the engine has taken the requests, or raise its refusal."""
         await self._admitted
 
-    # Called by the engine's thread.
-
     def decide(self, refusal: Exception | None) -> None:
-        """Tell the reader whether the request was taken."""
-        self._call(self._settle, refusal)
-
-    def put(self, output: RequestOutput) -> None:
-        """Hand over an output; wakes the reader at most once until it has read."""
-        with self._lock:
-            wake = not self._pending
-            self._pending.append(output)
-        if wake:
-            self._call(self._ready.set)
+        """Tell the caller, from the engine's thread, whether the requests were taken."""
+        # The caller's loop may be closed already; then nobody is waiting.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._settle, refusal)
 
     def _settle(self, refusal: Exception | None) -> None:
-        if self._admitted.done():
+        if self._admitted.done():  # cancelled
             return
         if refusal is None:
             self._admitted.set_result(None)
         else:
-            self._finished = True
             self._admitted.set_exception(refusal)
-            self._admitted.exception()  # the reader may have gone: then nobody has to look at it
-
-    def _call(self, function: Callable[..., object], *arguments: object) -> None:
-        # The reader's loop may be closed already; then nobody is waiting.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)
-
-
-def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """One output that adds what several consecutive ones of a request add."""
-    last = outputs[-1]
-    if len(outputs) == 1:
-        return last
-    logprobs = None
-    if last.logprobs is not None:
-        logprobs = tuple(record for output in outputs for record in output.logprobs or ())
-    prompts = (o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None)
-    return replace(
-        last,
-        token_ids=tuple(token_id for output in outputs for token_id in output.token_ids),
-        logprobs=logprobs,
-        text="".join(output.text for output in outputs),
-        prompt_logprobs=next(prompts, None),
-    )
 
 
 class AsyncEngine:
@@ -175,12 +123,14 @@ class AsyncEngine:
         self.token_text = token_text
         self.vocab_size = engine.vocab_size
         self.max_model_len = engine.max_model_len
+        self.max_queue = engine.config.scheduler.max_queue
         self.info = dict(engine.info)
         self._engine = engine
         self._stall_timeout = stall_timeout
         self._changed = threading.Condition()
-        self._inbox: deque[OutputStream | str] = deque()  # requests to add, ids to abort
+        self._inbox: deque[_Arrival | str] = deque()  # requests to add, ids to abort
         self._streams: dict[str, OutputStream] = {}
+        self._draining = False
         self._stopping = False
         self._failure: str | None = None
         self._step_began: float | None = None
@@ -189,23 +139,31 @@ class AsyncEngine:
         self._thread.start()
 
     async def submit(self, request: Request) -> OutputStream:
-        """Hand a request to the engine; returns when it has been admitted.
+        """Hand a request to the engine: `submit_all` of one."""
+        [stream] = await self.submit_all([request])
+        return stream
 
-        The caller must iterate the stream to its end or `aclose` it.
+    async def submit_all(self, requests: Sequence[Request]) -> list[OutputStream]:
+        """Hand requests to the engine, all or none; returns when they have been admitted.
+
+        They are added between two steps, so that whether they fit the queue does not depend on
+        what runs meanwhile. The caller must iterate every stream to its end or `aclose` it.
 
         Raises:
-            InvalidRequest: it can never run.
+            InvalidRequest: one of them can never run.
             QueueFull: too many wait already.
             EngineStopped: the engine takes no more requests.
         """
-        stream = OutputStream(request, self.abort)
-        self._send(stream)
+        streams = [OutputStream(request, self.abort) for request in requests]
+        arrival = _Arrival(streams)
+        self._send(arrival)
         try:
-            await stream.admitted()
+            await arrival.admitted()
         except asyncio.CancelledError:
-            await stream.aclose()
+            for stream in streams:
+                await stream.aclose()
             raise
-        return stream
+        return streams
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
         """The outputs of a request, deltas. Closing or cancelling the iterator aborts it."""
@@ -218,15 +176,14 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request soon. Unknown or finished ids are ignored."""
-        with contextlib.suppress(EngineStopped):
-            self._send(request_id)
+        self._send(request_id)
 
     def health(self) -> Health:
         """Whether the thread lives and its step comes back in time."""
         if self._failure is not None:
             return Health(False, self._failure)
-        if self._stopping:
-            return Health(False, "the engine is shutting down")
+        if self._stopping or self._draining:
+            return Health(False, str(ShuttingDown()))
         began = self._step_began
         if began is not None and time.monotonic() - began > self._stall_timeout:
             return Health(False, f"a step has been running for over {self._stall_timeout:g} s")
@@ -235,8 +192,23 @@ class AsyncEngine:
     def snapshot(self) -> EngineSnapshot:
         """The engine's counters as of its latest step."""
         with self._changed:
-            arriving = sum(isinstance(item, OutputStream) for item in self._inbox)
+            arrivals = [item for item in self._inbox if isinstance(item, _Arrival)]
+        arriving = sum(len(arrival.streams) for arrival in arrivals)
         return replace(self._snapshot, num_waiting=self._snapshot.num_waiting + arriving)
+
+    def check_open(self) -> None:
+        """Raise `EngineStopped` unless new requests are taken."""
+        if self._failure is not None:
+            raise EngineStopped(self._failure)
+        if self._stopping or self._draining:
+            raise ShuttingDown
+
+    def drain(self) -> None:
+        """Take no new requests; those admitted, waiting ones included, run to their end.
+
+        Only sets a flag, so that a signal handler may call it.
+        """
+        self._draining = True
 
     def shutdown(self, timeout: float | None = 30.0) -> None:
         """Stop the thread after its current step; requests in flight end with ABORT."""
@@ -246,10 +218,12 @@ class AsyncEngine:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def _send(self, item: OutputStream | str) -> None:
+    def _send(self, item: _Arrival | str) -> None:
         with self._changed:
-            if self._stopping or self._failure is not None:
-                raise EngineStopped(self._failure or "the engine is shutting down")
+            if isinstance(item, _Arrival):
+                self.check_open()
+            elif self._stopping:
+                return  # everything is ended anyway
             self._inbox.append(item)
             self._changed.notify()
 
@@ -260,14 +234,13 @@ class AsyncEngine:
         try:
             while (items := self._next_items()) is not None:
                 self._apply(items)
+                self._snapshot = self._engine.snapshot()
                 if self._engine.has_work:
                     self._step_began = time.monotonic()
                     outputs = self._engine.step()
                     self._step_began = None
                     self._snapshot = self._engine.snapshot()
                     self._deliver(outputs)
-                else:
-                    self._snapshot = self._engine.snapshot()
         except Exception as problem:  # whatever a step raises must reach those who wait for it
             logger.exception("the engine failed and takes no more requests")
             ending = FinishReason.ERROR
@@ -276,7 +249,7 @@ class AsyncEngine:
         self._step_began = None
         self._end_all(ending)
 
-    def _next_items(self) -> list[OutputStream | str] | None:
+    def _next_items(self) -> list[_Arrival | str] | None:
         """What came in since the last step; sleeps while there is nothing to do. None: stop."""
         with self._changed:
             while not (self._inbox or self._stopping or self._engine.has_work):
@@ -287,22 +260,30 @@ class AsyncEngine:
             self._inbox.clear()
             return items
 
-    def _apply(self, items: Iterable[OutputStream | str]) -> None:
+    def _apply(self, items: Iterable[_Arrival | str]) -> None:
         for item in items:
             if isinstance(item, str):
                 self._engine.abort(item)
-                continue
-            request = item.request
-            try:
-                self._engine.add(request, self.token_text.stream(request.params))
-            except (InvalidRequest, QueueFull) as refusal:
-                item.decide(refusal)
-            except Exception as problem:
-                item.decide(EngineStopped(f"the engine failed: {problem}"))
-                raise
             else:
-                self._streams[request.request_id] = item
-                item.decide(None)
+                self._admit(item)
+
+    def _admit(self, arrival: _Arrival) -> None:
+        taken: list[str] = []
+        try:
+            for stream in arrival.streams:
+                request = stream.request
+                self._engine.add(request, self.token_text.stream(request.params))
+                taken.append(request.request_id)
+        except (InvalidRequest, QueueFull) as refusal:
+            for request_id in taken:
+                self._engine.abort(request_id)
+            arrival.decide(refusal)
+        except Exception as problem:
+            arrival.decide(EngineStopped(f"the engine failed: {problem}"))
+            raise
+        else:
+            self._streams |= {stream.request.request_id: stream for stream in arrival.streams}
+            arrival.decide(None)
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
@@ -317,11 +298,11 @@ class AsyncEngine:
         """Give everyone who waits a last word."""
         with self._changed:
             self._stopping = True
-            left = [item for item in self._inbox if isinstance(item, OutputStream)]
+            left = [item for item in self._inbox if isinstance(item, _Arrival)]
             self._inbox.clear()
+        for arrival in left:
+            arrival.decide(EngineStopped(self._failure) if self._failure else ShuttingDown())
         message = self._failure or "the engine was shut down"
-        for stream in left:
-            stream.decide(EngineStopped(message))
         for request_id, stream in self._streams.items():
             logprobs = () if stream.request.params.logprobs is not None else None
             stream.put(

@@ -28,6 +28,7 @@ from emberline.server.records import Json
 from emberline.server.service import Service
 from emberline.server.stream import Answer
 from emberline.server.tokens import detokenize, tokenize, tokenizer_info
+from emberline.types import MAX_TIMEOUT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,8 +43,25 @@ POST_ROUTES: dict[str, tuple[Endpoint, type[Body]]] = {
 }
 
 
-def create_app(engine: AsyncEngine, tokenizer: PreTrainedTokenizerBase, name: str) -> FastAPI:
-    """The application for one engine. Ending it shuts the engine down."""
+def create_app(
+    engine: AsyncEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    *,
+    metrics: ServerMetrics | None = None,
+    request_timeout: float | None = None,
+) -> FastAPI:
+    """The application for one engine. Ending it shuts the engine down.
+
+    Args:
+        engine: what is served.
+        tokenizer: the model's.
+        name: what the model is called here.
+        metrics: what `/metrics` shows, where others count with it too.
+        request_timeout: seconds that a request may take; None = no limit.
+    """
+    if request_timeout is not None and not 0 < request_timeout <= MAX_TIMEOUT:
+        raise ValueError(f"request_timeout must be in (0, {MAX_TIMEOUT:g}], got {request_timeout}")
     service = Service(
         engine=engine,
         encoder=PromptEncoder(
@@ -52,9 +70,10 @@ def create_app(engine: AsyncEngine, tokenizer: PreTrainedTokenizerBase, name: st
             vocab_size=engine.vocab_size,
             max_model_len=engine.max_model_len,
         ),
-        metrics=ServerMetrics(engine.snapshot, name),
+        metrics=metrics or ServerMetrics(engine.snapshot, name),
         name=name,
         created=int(time.time()),
+        request_timeout=request_timeout,
     )
 
     @asynccontextmanager
@@ -90,11 +109,12 @@ def _add_post(
 
 
 def _add_gets(app: FastAPI, service: Service) -> None:
+    # Coroutines, for they wait for nothing: a plain function would queue for a thread.
     engine = service.engine
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
-    def health() -> Response:
+    async def health() -> Response:
         """200 while the engine answers, 503 once it does not."""
         state = engine.health()
         if not state.ok:
@@ -102,12 +122,12 @@ def _add_gets(app: FastAPI, service: Service) -> None:
         return Response()
 
     @app.get("/v1/models")
-    def models() -> Response:
+    async def models() -> Response:
         """The one model served."""
         return Answer({"object": "list", "data": [_model_card(service)]})
 
     @app.get("/v1/models/{model:path}")
-    def model_card(model: str) -> Response:
+    async def model_card(model: str) -> Response:
         """The model served, by its name."""
         if model != service.name:
             message = f"model {model!r} is not served here: use {service.name!r}"
@@ -115,24 +135,24 @@ def _add_gets(app: FastAPI, service: Service) -> None:
         return Answer(_model_card(service))
 
     @app.get("/metrics")
-    def metrics() -> Response:
+    async def metrics() -> Response:
         """Prometheus metrics."""
         return Response(
             service.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
     @app.get("/server_info")
-    def server_info() -> Response:
+    async def server_info() -> Response:
         """Model, draft, layout, budgets, and how exact the log-probabilities are."""
         return Answer(_server_info(service))
 
     @app.get("/version")
-    def package_version() -> Response:
+    async def package_version() -> Response:
         """The package's version."""
         return Answer({"version": app.version})
 
     @app.get("/tokenizer_info")
-    def about_tokenizer() -> Response:
+    async def about_tokenizer() -> Response:
         """Special tokens and chat template."""
         return Answer(tokenizer_info(service))
 

@@ -8,18 +8,28 @@ they agree.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
-from emberline.engine.async_engine import merge_outputs
+from emberline.engine.output_stream import merge_outputs, num_records
+from emberline.server.off_loop import LONG_WORK, off_loop
 from emberline.server.protocol import StreamOptions
 from emberline.server.records import Json, Ledger
 from emberline.server.service import Service
-from emberline.server.stream import Answer, ClientGone, EventStream, Outputs, collect
+from emberline.server.stream import (
+    Answer,
+    ClientGone,
+    EventStream,
+    Outputs,
+    collect,
+    dump_json,
+    dump_long_json,
+)
 from emberline.types import Request, RequestOutput
 
 
@@ -68,6 +78,7 @@ class Call:
         self._options = stream_options or StreamOptions()
         self._ledger = Ledger(len(requests), frame.per_prompt)
         self._open = service.opener(requests)
+        self._root_sent = False
         self._head: Json = {
             "id": frame.id,
             "object": frame.chunk,
@@ -86,34 +97,46 @@ class Call:
         except ClientGone:
             return Response(status_code=499)
         merged = [merge_outputs(outputs) for outputs in parts]
+        return await off_loop(sum(map(num_records, merged)), partial(self._whole, merged))
+
+    def _whole(self, outputs: Sequence[RequestOutput]) -> Answer:
+        """The answer that is not streamed, from the whole output of every choice."""
         choices = []
-        for index, output in enumerate(merged):
+        for index, output in enumerate(outputs):
             self._ledger.note(index, output)
             choices.append(self._formats[index].whole(output) | _ending(output))
         return Answer(
             self._head
             | {"object": self._frame.whole, "choices": choices, "usage": self._ledger.usage()}
-            | self._formats[0].root(merged[0])
+            | self._formats[0].root(outputs[0])
             | {"emberline": self._ledger.extension()}
         )
 
-    async def _events(self, outputs: Outputs) -> AsyncIterator[Json]:
-        """A chunk an output, one for each ending, one for the usage if asked."""
-        root_sent = False
+    async def _events(self, outputs: Outputs) -> AsyncIterator[bytes]:
+        """The chunks of every output, and one for the usage if asked."""
         async for index, output in outputs:
-            self._ledger.note(index, output)
-            form = self._formats[index]
-            root = {} if index or root_sent else form.root(output)
-            for choice in form.deltas(output):
-                yield self._chunk([choice | {"finish_reason": None}]) | root
-                root, root_sent = {}, root_sent or index == 0
-            if output.finished:
-                last = self._ledger.finished and not self._options.include_usage
-                tail = {"emberline": self._ledger.extension()} if last else {}
-                yield self._chunk([form.end() | _ending(output)]) | root | tail
+            for chunk in await off_loop(num_records(output), partial(self._write, index, output)):
+                yield chunk
         if self._options.include_usage:
             usage = {"usage": self._ledger.usage(), "emberline": self._ledger.extension()}
-            yield self._chunk([]) | usage
+            yield dump_json(self._chunk([]) | usage)
+
+    def _write(self, index: int, output: RequestOutput) -> list[bytes]:
+        dump = dump_json if num_records(output) <= LONG_WORK else dump_long_json
+        return [dump(chunk) for chunk in self._chunks(index, output)]
+
+    def _chunks(self, index: int, output: RequestOutput) -> Iterator[Json]:
+        """A chunk for each thing that an output says, one for its ending."""
+        self._ledger.note(index, output)
+        form = self._formats[index]
+        root = {} if index or self._root_sent else form.root(output)
+        for choice in form.deltas(output):
+            yield self._chunk([choice | {"finish_reason": None}]) | root
+            root, self._root_sent = {}, self._root_sent or index == 0
+        if output.finished:
+            last = self._ledger.finished and not self._options.include_usage
+            tail = {"emberline": self._ledger.extension()} if last else {}
+            yield self._chunk([form.end() | _ending(output)]) | root | tail
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = self._head | {"choices": choices}

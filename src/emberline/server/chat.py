@@ -17,6 +17,8 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
     """Answer one call, at once or as a stream."""
     body = await service.read(ChatBody, http)
     params = body.sampling_params()
+    timeout = service.timeout(body.timeout)
+    service.check_num_choices(1, params.n)
     prompt = await service.encoder.chat(
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
@@ -30,7 +32,8 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
         with_ids=body.return_token_ids,
     )
     requests = [
-        Request(f"{frame.id}-{index}", prompt.token_ids, params, index) for index in range(params.n)
+        Request(f"{frame.id}-{index}", prompt.token_ids, params, index, body.priority, timeout)
+        for index in range(params.n)
     ]
     formats = [_ChatFormat(index, prompt, body, form) for index in range(params.n)]
     call = Call(service, frame, requests, formats, body.stream_options)
@@ -74,7 +77,7 @@ class _ChatFormat:
         if self._body.return_token_ids:
             root["prompt_token_ids"] = list(self._prompt.token_ids)
         if self._body.prompt_logprobs is not None:
-            root["prompt_logprobs"] = self._form.prompt_entries(output.prompt_logprobs or ())
+            root["prompt_logprobs"] = self._form.prompt_entries(output.prompt_logprobs)
         return root
 
     def _choice(self, said: Json, output: RequestOutput) -> Json:

@@ -11,7 +11,7 @@ from emberline.server.call import Call, ChoiceFormat, Frame
 from emberline.server.prompts import EncodedPrompt
 from emberline.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionBody
 from emberline.server.records import Json, RecordFormat, TextOffsets
-from emberline.server.service import Service, check_num_choices, new_id
+from emberline.server.service import Service, new_id
 from emberline.types import Request, RequestOutput, SamplingParams
 
 
@@ -19,7 +19,8 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
     """Answer one call, at once or as a stream."""
     body = await service.read(CompletionBody, http)
     params = body.sampling_params()
-    check_num_choices(len(body.prompts), params.n)
+    timeout = service.timeout(body.timeout)
+    service.check_num_choices(len(body.prompts), params.n)
     prompts = await service.encoder.prompts(
         body.prompts,
         add_special_tokens=body.add_special_tokens,
@@ -39,7 +40,10 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
         )
         for choice in range(params.n):
             index = len(requests)
-            requests.append(Request(f"{frame.id}-{index}", prompt.token_ids, own, choice))
+            request_id = f"{frame.id}-{index}"
+            requests.append(
+                Request(request_id, prompt.token_ids, own, choice, body.priority, timeout)
+            )
             formats.append(_CompletionFormat(index, prompt, body, form))
     call = Call(service, frame, requests, formats, body.stream_options)
     return call.stream() if body.stream else await call.answer(http)
@@ -95,7 +99,7 @@ class _CompletionFormat:
         if self._first and self._body.return_token_ids:
             choice["prompt_token_ids"] = list(self._prompt.token_ids)
         if self._first and self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self._form.prompt_entries(output.prompt_logprobs or ())
+            choice["prompt_logprobs"] = self._form.prompt_entries(output.prompt_logprobs)
         self._first = False
         return choice
 
@@ -108,8 +112,10 @@ class _CompletionFormat:
         if not echo:
             return form.completion_arrays(ids, output.logprobs or (), offsets)
         start = TextOffsets()
+        # Without values where the time was over before the prompt had been scored.
+        scored = output.prompt_logprobs or (None,) * len(self._prompt.token_ids)
         return form.completion_arrays(
             [*self._prompt.token_ids, *ids],
-            [*(output.prompt_logprobs or ()), *(output.logprobs or ())],
+            [*scored, *(output.logprobs or ())],
             [*map(start.next, self._prompt.pieces), *offsets],
         )

@@ -9,10 +9,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from emberline.engine.async_engine import EngineStopped
+from emberline.engine.async_engine import EngineStopped, ShuttingDown
 from emberline.types import InvalidRequest, QueueFull
 
 logger = logging.getLogger(__name__)
+
+RETRY_AFTER_SHUTDOWN = 5  # seconds; another server, or this one's successor, may answer by then
 
 _TYPES = {
     400: "invalid_request_error",
@@ -62,6 +64,9 @@ def api_error(problem: BaseException) -> ApiError:
         case QueueFull():
             headers = {"Retry-After": str(problem.retry_after)}
             return ApiError(429, str(problem), code="queue_full", headers=headers)
+        case ShuttingDown():
+            headers = {"Retry-After": str(RETRY_AFTER_SHUTDOWN), "Connection": "close"}
+            return ApiError(503, str(problem), code="shutting_down", headers=headers)
         case EngineStopped():
             return ApiError(503, str(problem), code="engine_stopped")
         case HTTPException():

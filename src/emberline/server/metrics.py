@@ -20,11 +20,30 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 _GAUGES: tuple[tuple[str, str, Callable[[EngineSnapshot], float]], ...] = (
     ("vllm:num_requests_running", "Requests in the running batch", lambda s: s.num_running),
     ("vllm:num_requests_waiting", "Requests that wait for room", lambda s: s.num_waiting),
-    ("vllm:kv_cache_usage_perc", "Share of the KV pages in use, 0 to 1", lambda s: s.kv_usage),
+    (
+        "vllm:kv_cache_usage_perc",
+        "Share of the KV pages that running requests hold, 0 to 1",
+        lambda s: s.kv_usage,
+    ),
+    (
+        "emberline:kv_cache_cached_perc",
+        "Share of the KV pages that only the prefix cache holds, 0 to 1",
+        lambda s: s.num_cached_pages_share,
+    ),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineSnapshot], float]], ...] = (
     ("vllm:num_preemptions", "Requests put back to make room", lambda s: s.num_preemptions),
     ("vllm:prompt_tokens", "Prompt tokens computed", lambda s: s.prompt_tokens),
+    (
+        "vllm:prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache",
+        lambda s: s.prefix_query_tokens,
+    ),
+    (
+        "vllm:prefix_cache_hits",
+        "Prompt tokens found in the prefix cache",
+        lambda s: s.prefix_hit_tokens,
+    ),
     ("vllm:generation_tokens", "Tokens emitted", lambda s: s.generation_tokens),
     ("vllm:spec_decode_num_drafts", "Verify steps", lambda s: s.num_verify_steps),
     ("sglang:spec_verify_calls", "Verify steps", lambda s: s.num_verify_steps),
@@ -100,6 +119,17 @@ class ServerMetrics:
         self.finished = {
             reason: success.labels(**labels, finished_reason=str(reason)) for reason in FinishReason
         }
+
+        self._slow_readers = Counter(
+            "emberline:slow_readers_cut",
+            "Connections that were cut because their client did not read",
+            LABELS,
+            registry=self.registry,
+        ).labels(**labels)
+
+    def slow_reader_cut(self) -> None:
+        """Count a connection that was cut because its client did not read."""
+        self._slow_readers.inc()
 
     def exposition(self) -> bytes:
         """The text format that Prometheus scrapes."""

@@ -6,16 +6,16 @@ the engine's queue or response shapes.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from emberline.engine.detokenizer import TokenText
+from emberline.server.off_loop import LONG_WORK, off_loop
 from emberline.server.prompt_limit import TextBound, text_bound
 from emberline.server.protocol import Message
 from emberline.types import InvalidRequest
@@ -23,12 +23,8 @@ from emberline.types import InvalidRequest
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LONG_TEXT = 4096  # characters; from here on a thread costs less than the wait
-
 # What a template's rendering takes besides its own arguments.
 TEMPLATE_NAMES = frozenset({"messages", "conversations", "self"})
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +165,7 @@ class PromptEncoder:
 
     def _check_length(self, text: str, param: str) -> None:
         """Refuse a text that can never fit before the work of tokenising it."""
-        if len(text) <= LONG_TEXT or self._bound is None:
+        if len(text) <= LONG_WORK or self._bound is None:
             return
         size, limit = self._bound.num_bytes(text), self._bound.token_bytes
         if size > limit * self.max_model_len:
@@ -215,8 +211,3 @@ def _raises(work: Callable[[], object]) -> bool:
     except Exception:  # as above: whatever a template raises
         return True
     return False
-
-
-async def off_loop(size: int, work: Callable[[], Result]) -> Result:
-    """Run `work`, in a thread when `size` (characters or ids) says that it takes long."""
-    return await asyncio.to_thread(work) if size > LONG_TEXT else work()

@@ -114,6 +114,8 @@ class GenerationBody(Body):
     return_tokens_as_token_ids: bool = False
     accept: Literal["auto", "rejection", "coupled"] = "auto"
     speculate: bool = True
+    priority: int = 0
+    timeout: Finite | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 

@@ -102,8 +102,15 @@ class RecordFormat:
             ]
         return arrays
 
-    def prompt_entries(self, records: Sequence[TokenLogprobs | None]) -> list[Json | None]:
-        """vLLM's `prompt_logprobs`: per position null or id -> {logprob, rank, decoded_token}."""
+    def prompt_entries(
+        self, records: Sequence[TokenLogprobs | None] | None
+    ) -> list[Json | None] | None:
+        """vLLM's `prompt_logprobs`: per position null or id -> {logprob, rank, decoded_token}.
+
+        None where the request ended before its prompt had been scored.
+        """
+        if records is None:
+            return None
         return [None if record is None else self._ranked(record) for record in records]
 
     def _ranked(self, record: TokenLogprobs) -> Json:
@@ -166,17 +173,23 @@ class Ledger:
         return all(output.finished for output in self._latest)
 
     def usage(self) -> Json:
-        """Token counts; a prompt counts once however many choices continue it."""
-        firsts = self._latest[:: self._per_prompt]
-        num_prompt = sum(output.num_prompt_tokens for output in firsts)
+        """Token counts; a prompt counts once however many choices continue it.
+
+        Of a prompt that is counted once, cached is what no choice had to compute: later choices
+        find what the first of them computed, which was computed all the same.
+        """
         num_output = sum(output.num_output_tokens for output in self._latest)
+        num_prompt, num_cached = 0, 0
+        for start in range(0, len(self._latest), self._per_prompt):
+            choices = self._latest[start : start + self._per_prompt]
+            begun = [output for output in choices if output.num_prompt_tokens]
+            num_prompt += max((output.num_prompt_tokens for output in begun), default=0)
+            num_cached += min((output.num_cached_tokens for output in begun), default=0)
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
-            "prompt_tokens_details": {
-                "cached_tokens": sum(output.num_cached_tokens for output in firsts)
-            },
+            "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
     def extension(self) -> Json:

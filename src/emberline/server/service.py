@@ -18,6 +18,7 @@ from starlette.types import Receive
 from emberline.engine.async_engine import AsyncEngine
 from emberline.server.errors import ApiError
 from emberline.server.metrics import ServerMetrics
+from emberline.server.off_loop import off_loop
 from emberline.server.prompts import PromptEncoder
 from emberline.server.protocol import AnyBody, parse_body
 from emberline.server.stream import Outputs, run_requests
@@ -25,6 +26,7 @@ from emberline.types import InvalidRequest, Request
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_CALL_CHOICES = 256
+BYTES_PARSED = 100  # of a body, in the time of one character of a text that is tokenised
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +38,18 @@ class Service:
     metrics: ServerMetrics
     name: str
     created: int  # Unix seconds
+    request_timeout: float | None = None  # seconds; None = no limit
 
     async def read(self, kind: type[AnyBody], http: HttpRequest) -> AnyBody:
         """The validated body of a call for this model.
 
         Raises:
             ApiError: 400 for a bad body, 404 for another model, 413 for too many bytes.
+            EngineStopped: the engine takes no more requests.
         """
-        body = parse_body(kind, await _read_bytes(http))
+        content = await _read_bytes(http)
+        self.engine.check_open()
+        body = await off_loop(len(content) // BYTES_PARSED, partial(parse_body, kind, content))
         model = getattr(body, "model", None)
         if model is not None and model != self.name:
             raise ApiError(
@@ -54,6 +60,34 @@ class Service:
             )
         return body
 
+    def timeout(self, asked: float | None) -> float | None:
+        """Seconds that a request may take: what it asks for, but no more than the server's limit.
+
+        Raises:
+            InvalidRequest: it asks for more.
+        """
+        limit = self.request_timeout
+        if asked is None:
+            return limit
+        if limit is not None and asked > limit:
+            raise InvalidRequest(f"timeout is at most {limit:g} s here, got {asked:g}", "timeout")
+        return asked
+
+    def check_num_choices(self, num_prompts: int, n: int) -> None:
+        """Raise `InvalidRequest` for a call of more choices than one call can have.
+
+        All of them wait together at first, so that a call that the empty queue could not hold would
+        be told to come back for ever.
+        """
+        limit = min(MAX_CALL_CHOICES, self.engine.max_queue)
+        if num_prompts * n > limit:
+            why = "" if limit == MAX_CALL_CHOICES else ", the length of the queue"
+            raise InvalidRequest(
+                f"{num_prompts} prompts with n {n} make {num_prompts * n} choices: a call may have "
+                f"{limit}{why}",
+                "n" if num_prompts == 1 else "prompt",
+            )
+
     def opener(self, requests: Sequence[Request]) -> Callable[[Receive], Outputs]:
         """Starts the requests once it is given the connection's `receive`."""
         return partial(run_requests, self.engine, requests, self.metrics.call(len(requests)))
@@ -62,16 +96,6 @@ class Service:
 def new_id(prefix: Literal["cmpl", "chatcmpl"]) -> str:
     """A fresh id of a call."""
     return f"{prefix}-{secrets.token_hex(12)}"
-
-
-def check_num_choices(num_prompts: int, n: int) -> None:
-    """Raise `InvalidRequest` for a call of more choices than one call may have."""
-    if num_prompts * n > MAX_CALL_CHOICES:
-        raise InvalidRequest(
-            f"{num_prompts} prompts with n {n} make {num_prompts * n} choices: a call may have "
-            f"{MAX_CALL_CHOICES}",
-            "n" if num_prompts == 1 else "prompt",
-        )
 
 
 async def _read_bytes(http: HttpRequest) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
-from emberline.server.prompts import off_loop
+from emberline.server.off_loop import off_loop
 from emberline.server.protocol import DetokenizeBody, TokenizeBody
 from emberline.server.records import Json
 from emberline.server.service import Service
