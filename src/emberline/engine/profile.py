@@ -9,9 +9,10 @@ greedy steps are a little cheaper, penalties and logprobs come on top.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -84,12 +85,12 @@ class _Point:
 
 @dataclass(slots=True)
 class _Times:
-    """What a point took, over its turns so far."""
+    """What a point took in seconds, over its turns so far."""
 
     num_turns: int = 0
     total: float = 0.0  # of whole steps
-    target: list[float] = field(default_factory=list)
-    draft: list[float] = field(default_factory=list)
+    target: float = math.inf  # least of all but drafting
+    draft: float = math.inf  # least of drafting; infinite where nobody drafts
 
 
 def plan_grid(
@@ -162,21 +163,21 @@ def profile_steps(
             for point in waiting:
                 bench.run(point, times[point])
                 if report is not None:
-                    done = (min(1.0, taken.total / share) for taken in times.values())
-                    report(sum(done) / len(points))
-            waiting = [point for point in waiting if not _is_done(times[point], share)]
+                    report(sum(_share_done(t, share) for t in times.values()) / len(points))
+            waiting = [point for point in waiting if _share_done(times[point], share) < 1.0]
     finally:
         for held in reversed(pages):
             pool.release(held)
-    target = [(p.num_reqs, p.num_tokens, min(times[p].target)) for p in points]
-    draft = [(p.num_reqs, p.depth, min(times[p].draft)) for p in points if times[p].draft]
+    target = [(p.num_reqs, p.num_tokens, times[p].target) for p in points]
+    draft = [(p.num_reqs, p.depth, times[p].draft) for p in points if times[p].draft < math.inf]
     return StepCosts(tuple(target), tuple(draft))
 
 
-def _is_done(times: _Times, share: float) -> bool:
-    if times.num_turns < LEAST_TURNS and times.total < LONG_SECONDS:
-        return False
-    return times.num_turns == MOST_TURNS or times.total >= share
+def _share_done(times: _Times, budget: float) -> float:
+    """How much of its turns a point has had: 1 when it needs no more."""
+    turns = 1 if times.total >= LONG_SECONDS else LEAST_TURNS
+    spent = times.total / budget if times.total < budget else 1.0
+    return max(min(times.num_turns / turns, spent, 1.0), times.num_turns // MOST_TURNS)
 
 
 def fill_with_noise(kv_pools: Sequence[KVPool], pages: Sequence[int]) -> None:
@@ -226,9 +227,9 @@ class _Bench:
         whole = _now(self._device) - began
         times.num_turns += 1
         times.total += whole
-        times.target.append(whole - self._drafter.seconds)
+        times.target = min(times.target, whole - self._drafter.seconds)
         if self._drafter.seconds:
-            times.draft.append(self._drafter.seconds)
+            times.draft = min(times.draft, self._drafter.seconds)
 
 
 def _decoding(slot: int, tokens: list[int], pages: list[int]) -> RequestState:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -82,12 +83,10 @@ def write(kind: ForeignFormat, profile: CostProfile) -> dict[str, Any]:
 
 def _read_diagonal(data: Table) -> StepCosts:
     tokens = _rising(data, "sample_batch_tokens")
-    rates = _numbers(data, "sample_steps_per_sec", len(tokens))
+    rates = _numbers(data, "sample_steps_per_sec", len(tokens), positive=True)
     most = data.get("max_batch_tokens")
     if type(most) is not int or most < tokens[-1]:
         raise ValueError(f"max_batch_tokens must be an integer from {tokens[-1]}, got {most!r}")
-    if min(rates) <= 0:
-        raise ValueError(f"sample_steps_per_sec must be positive, got {min(rates)}")
     return _by_tokens(tokens, [1 / rate for rate in rates])
 
 
@@ -155,9 +154,7 @@ class _Additive:
 
 
 def _read_sglang_additive(data: Table) -> StepCosts:
-    (bias,) = _numbers({"bias_seconds": [data.get("bias_seconds")]}, "bias_seconds", 1)
-    if bias <= 0:
-        raise ValueError(f"bias_seconds must be positive, got {bias}")
+    bias = _number(data.get("bias_seconds"), "bias_seconds", positive=True)
     reqs, tokens = _rising(data, "bs_probes", least=1), _rising(data, "m_probes")
     alpha = _numbers(data, "alpha_seconds", len(reqs))
     theta = _numbers(data, "theta_seconds", len(tokens))
@@ -177,9 +174,8 @@ def _write_sglang_additive(profile: CostProfile) -> dict[str, Any]:
 
 def _read_tensorrt_llm(data: Table) -> StepCosts:
     tokens = _rising(data, "token_counts")
-    theta = _numbers(data, "step_time_ms", len(tokens))
-    fixed = data.get("fixed_overhead_ms", 0.0)
-    (bias,) = _numbers({"fixed_overhead_ms": [fixed]}, "fixed_overhead_ms", 1)
+    theta = _numbers(data, "step_time_ms", len(tokens), positive=True)
+    bias = _number(data.get("fixed_overhead_ms", 0.0), "fixed_overhead_ms")
     reqs, alpha = [1], [0.0]
     if data.get("batch_sizes"):
         reqs = _rising(data, "batch_sizes", least=1)
@@ -226,10 +222,10 @@ def _read_tensorrt_llm_v2(data: Table) -> StepCosts:
             raise ValueError(f"{name} must be a table under a number of requests")
         try:
             tokens = _rising(table, "token_counts")
-            seconds = [MILLI * ms for ms in _numbers(table, "step_time_ms", len(tokens))]
+            times = _numbers(table, "step_time_ms", len(tokens), positive=True)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-        cells = dict(zip(tokens, seconds, strict=True))
+        cells = {count: MILLI * ms for count, ms in zip(tokens, times, strict=True)}
         # 0 tokens stands for the untrimmed step, which has every token of every block.
         whole = cells.pop(0, None)
         if whole is not None:
@@ -324,14 +320,18 @@ def _rising(data: Table, name: str, least: int = 0) -> list[int]:
     return values
 
 
-def _numbers(data: Table, name: str, count: int) -> list[float]:
+def _numbers(data: Table, name: str, count: int, *, positive: bool = False) -> list[float]:
     values = data.get(name)
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"{name} must be a list of {count} numbers")
-    for value in values:
-        if type(value) not in (int, float) or not 0 <= value < float("inf"):
-            raise ValueError(f"{name} must be finite and not negative, got {value!r}")
-    return [float(value) for value in values]
+    return [_number(value, name, positive=positive) for value in values]
+
+
+def _number(value: Any, name: str, *, positive: bool = False) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf or (positive and not value):
+        rule = "positive" if positive else "not negative"
+        raise ValueError(f"{name} must be finite and {rule}, got {value!r}")
+    return float(value)
 
 
 def _digest(value: object) -> str:
