@@ -23,14 +23,14 @@ PORT = 8123
 URL = f"http://127.0.0.1:{PORT}"
 
 
-def first_answer(limit: float = 120.0) -> dict[str, object]:
+def wait_for_answer(url: str, limit: float = 120.0) -> dict[str, object]:
     """Ask until somebody answers."""
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = {"messages": question, "temperature": 0, "logprobs": True, "max_tokens": 32}
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         try:
-            answer = httpx.post(f"{URL}/v1/chat/completions", json=body, timeout=limit)
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=limit)
             return dict(answer.raise_for_status().json())
         except httpx.ConnectError:
             time.sleep(0.1)
@@ -67,7 +67,7 @@ def main() -> None:
     started = time.monotonic()
     server = subprocess.Popen([program, "serve", "--port", str(PORT), "--log-level", "warning"])
     try:
-        first_answer()
+        wait_for_answer(URL)
         seconds = time.monotonic() - started
         idle = peak_mib(server.pid)
         info = httpx.get(f"{URL}/server_info").raise_for_status().json()

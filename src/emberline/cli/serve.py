@@ -11,8 +11,6 @@ import typer
 from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
 from emberline.config import DtypeName, LayoutKind, PlannerName
 
-GRACE_SECONDS = 30  # how long requests may go on after SIGTERM
-
 
 def serve(
     model: Annotated[
@@ -40,12 +38,29 @@ def serve(
         int | None, typer.Option(help="Threads of the CPU's kernels; all cores but one if absent.")
     ] = None,
     layout: Annotated[LayoutKind, typer.Option(help="How rows of a step are laid.")] = "compact",
-    planner: Annotated[
-        PlannerName, typer.Option(help="How much of a block is verified.")
-    ] = "verify_all",
+    planner: Annotated[PlannerName, typer.Option(help="How much of a block is verified.")] = "auto",
     threshold: Annotated[
         float | None, typer.Option(help="Least survival worth verifying (planner threshold).")
     ] = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="Confidence temperatures (JSON); the draft's own if absent.")
+    ] = None,
+    step_costs: Annotated[
+        str | None,
+        typer.Option(help="Step costs (JSON); if absent measured once on this machine and kept."),
+    ] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option(help="Keep the KV of computed prefixes for requests that share them.")
+    ] = True,
+    request_timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Most seconds a request may take.")
+    ] = None,
+    grace_seconds: Annotated[
+        float, typer.Option(min=0, help="How long requests may go on after SIGTERM.")
+    ] = 30.0,
+    slow_reader_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a client that reads nothing is cut.")
+    ] = 60.0,
     num_draft_tokens: Annotated[
         int | None, typer.Option(help="Drafts a block; the drafter's own if absent.")
     ] = None,
@@ -68,6 +83,9 @@ def serve(
         layout=layout,
         planner=planner,
         threshold=threshold,
+        calibration=calibration,
+        step_costs=step_costs,
+        prefix_cache=prefix_cache,
         num_draft_tokens=num_draft_tokens,
         drafter=drafter,
     )
@@ -75,24 +93,28 @@ def serve(
 
     import logging
 
-    import uvicorn
-
     from emberline.engine.async_engine import AsyncEngine
     from emberline.llm import load_engine
-    from emberline.server.app import create_app
-    from emberline.server.shutdown import GracefulServer
+    from emberline.server.run import make_server
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
     with one_line_errors():
         loaded = load_engine(model, draft, config, progress=True)
     served = name or loaded.name
     engine = AsyncEngine(loaded.engine, loaded.token_text)
-    app = create_app(engine, loaded.tokenizer, served)
+    server = make_server(
+        engine,
+        loaded.tokenizer,
+        served,
+        request_timeout=request_timeout,
+        grace_seconds=grace_seconds,
+        slow_reader_timeout=slow_reader_timeout,
+        log_level=log_level,
+    )
     port = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     typer.echo(banner(served, engine.info, f"http://{shown}:{port}"), err=True)
-    settings = uvicorn.Config(app, log_level=log_level, ws="none")
-    GracefulServer(settings, engine, grace_seconds=GRACE_SECONDS).run(sockets=[listener])
+    server.run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,222 @@
+"""Output tokens a second of each verification policy under load, in one interleaved run.
+
+python benchmarks/serving.py [--concurrency 1 2 4 8 16] [--rounds 3] [--prompts FOLDER]
+    [--dtype bfloat16] [--threads N]
+
+One server a policy, `emberline bench serve`'s closed loop on them in turn, concurrency by
+concurrency and round by round: a machine that slows down slows all of them. A server that is not
+asked sleeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from emberline.bench.metrics import LevelSummary, summarize
+from emberline.bench.prompts import Prompt, PromptSet, fixed_prompts
+from emberline.bench.session import Plan, measure
+from emberline.bench.settings import ClosedLoop, LoadSettings, RequestSettings, ServerSettings
+
+import prompts as prompt_sets
+import record
+from server_footprint import wait_for_answer
+
+FIRST_PORT = 8130
+SCHEDULED = "scheduled"
+POLICIES: dict[str, list[str]] = {
+    "no draft": ["--draft", "none"],
+    "verify_all": ["--planner", "verify_all"],
+    "threshold 0.5": ["--planner", "threshold", "--threshold", "0.5"],
+    SCHEDULED: [],
+    "lagged_top_k": ["--planner", "lagged_top_k"],
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A policy and the server that runs it."""
+
+    name: str
+    url: str
+
+
+class Silent:
+    """Nobody watches a single level."""
+
+    def level_begins(self, level: Any, load: Any) -> None:
+        """Nothing to say."""
+
+    def request_ends(self, request: Any) -> None:
+        """Nothing to say."""
+
+
+def start(stack: ExitStack, name: str, port: int, options: Sequence[str]) -> Arm:
+    """A server of its own for a policy; ended with the stack."""
+    program = Path(sys.executable).with_name("emberline")
+    command = [str(program), "serve", "--port", str(port), "--log-level", "warning"]
+    server = subprocess.Popen([*command, *POLICIES[name], *options])
+    stack.callback(server.wait, 60)
+    stack.callback(server.terminate)
+    url = f"http://127.0.0.1:{port}"
+    wait_for_answer(url)
+    return Arm(name, url)
+
+
+def run_level(arm: Arm, concurrency: int, prompts: PromptSet, args: argparse.Namespace) -> Any:
+    """One closed loop on one server."""
+    plan = Plan(
+        server=ServerSettings(base_url=arm.url),
+        request=RequestSettings(max_tokens=args.tokens, temperature=args.temperature),
+        load=LoadSettings(
+            levels=(ClosedLoop(concurrency),), num_requests=max(4, args.turns * concurrency)
+        ),
+        prompts=prompts,
+    )
+    session = asyncio.run(measure(plan, Silent()))
+    summary = summarize(session.runs[0])
+    if summary.failed:
+        raise SystemExit(f"{arm.name}: requests failed: {summary.failures}")
+    return summary
+
+
+def combine(rounds: Sequence[LevelSummary]) -> dict[str, float]:
+    """One arm at one concurrency over all rounds."""
+    tokens = sum(summary.completion_tokens or 0 for summary in rounds)
+    seconds = sum(summary.duration_seconds for summary in rounds)
+    lengths = [s.acceptance_length for s in rounds if s.acceptance_length is not None]
+    return {
+        "output_tokens_per_second": tokens / seconds,
+        "completion_tokens": tokens,
+        "seconds": seconds,
+        "ttft_ms": statistics.median(s.ttft_ms.median for s in rounds if s.ttft_ms),
+        "tpot_ms": statistics.median(s.tpot_ms.median for s in rounds if s.tpot_ms),
+        "acceptance_length": statistics.mean(lengths) if lengths else 1.0,
+        "slowest_round": min(s.output_tokens_per_second or 0.0 for s in rounds),
+        "fastest_round": max(s.output_tokens_per_second or 0.0 for s in rounds),
+    }
+
+
+def ratios(levels: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """The scheduled policy over the best of the others, and over verify_all, by concurrency."""
+    found = {}
+    for level, rows in levels.items():
+        speed = {name: row["output_tokens_per_second"] for name, row in rows.items()}
+        fixed = [name for name in speed if name not in (SCHEDULED, "lagged_top_k")]
+        found[level] = {
+            "over_best": speed[SCHEDULED] / max(speed[name] for name in fixed),
+            "over_verify_all": speed[SCHEDULED] / speed["verify_all"],
+        }
+    return found
+
+
+def plot(levels: dict[str, dict[str, dict[str, float]]], picture: Path) -> None:
+    """Throughput against concurrency, and against the speed that each user sees."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    counts = [int(level) for level in levels]
+    for name in next(iter(levels.values())):
+        speeds = [rows[name]["output_tokens_per_second"] for rows in levels.values()]
+        left.plot(counts, speeds, marker="o", label=name)
+        users = [speed / count for speed, count in zip(speeds, counts, strict=True)]
+        right.plot(users, speeds, marker="o", label=name)
+    left.set(xlabel="requests in flight", ylabel="output tokens / s", xscale="log")
+    left.set_xticks(counts, [str(count) for count in counts])
+    left.minorticks_off()
+    right.set(xlabel="tokens / s of each user", ylabel="output tokens / s")
+    for axes in (left, right):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    left.legend(fontsize="small")
+    figure.savefig(picture, dpi=80)
+
+
+def main() -> None:
+    """Measure, print a table, write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=2, help="requests of each user a round")
+    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--prompts", type=Path, help="folder of prompt sets; default: own prompts")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, help="of each server; default: all cores but one")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--out", default="serving", help="name of the results file")
+    parser.add_argument("--plot", type=Path, help="picture of the figures")
+    args = parser.parse_args()
+    options = ["--dtype", args.dtype]
+    if args.threads:
+        options += ["--threads", str(args.threads)]
+    groups = prompt_sets.load(args.prompts, 20 if args.prompts else 6).values()
+    texts = [text for row in itertools.zip_longest(*groups) for text in row if text]
+    prompts = fixed_prompts("given" if args.prompts else "own", [Prompt(text) for text in texts])
+    summaries: dict[tuple[int, str], list[LevelSummary]] = {}
+    with ExitStack() as stack:
+        arms = [
+            start(stack, name, FIRST_PORT + index, options)
+            for index, name in enumerate(args.policies)
+        ]
+        info = {arm.name: httpx.get(f"{arm.url}/server_info").json() for arm in arms}
+        for arm in arms:
+            run_level(arm, 2, prompts, args)  # warm-up
+        runs = [
+            (count, arm) for count in args.concurrency for _ in range(args.rounds) for arm in arms
+        ]
+        with Progress(console=Console(stderr=True)) as bar:
+            for count, arm in bar.track(runs, description="levels"):
+                summary = run_level(arm, count, prompts, args)
+                summaries.setdefault((count, arm.name), []).append(summary)
+    levels = {
+        str(count): {name: combine(summaries[count, name]) for name in args.policies}
+        for count in args.concurrency
+    }
+    table = Table("in flight", *args.policies, "over best", "over verify_all")
+    compared = ratios(levels)
+    for level, rows in levels.items():
+        table.add_row(
+            level,
+            *(
+                f"{row['output_tokens_per_second']:.1f} ({row['acceptance_length']:.2f})"
+                for row in rows.values()
+            ),
+            f"{compared[level]['over_best']:.3f}",
+            f"{compared[level]['over_verify_all']:.3f}",
+        )
+    console = Console(width=130)
+    console.print(table)
+    console.print("output tokens a second (tokens a verify step)")
+    figures: dict[str, object] = {
+        "unit": "output tokens per second",
+        "info": info,
+        "tokens": args.tokens,
+        "rounds": args.rounds,
+        "levels": levels,
+        "scheduled": compared,
+    }
+    print("written:", record.write(args.out, figures))
+    if args.plot:
+        plot(levels, args.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Where a step's time goes: target, draft, and what the engine adds, at several batch sizes.
+
+python benchmarks/step_breakdown.py [--requests 1 8 16] [--dtype bfloat16] [--steps 60]
+
+Decode steps of a running engine, timed from outside: the calls of `Engine.step` are wrapped,
+nothing else changes. Overhead is everything but the target's and the draft's forward passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from emberline.config import EngineConfig, SchedulerConfig, SpeculationConfig
+from emberline.llm import LLM
+from emberline.types import Request, SamplingParams
+
+import prompts as prompt_sets
+import record
+
+FORWARDS = ("draft", "draft context", "target")
+# What is wrapped: (owner, attribute, name). Owners are modules or objects looked up by these paths.
+CALLS = (
+    ("engine._scheduler", "schedule", "schedule"),
+    ("emberline.engine.engine", "build_inputs", "inputs"),
+    ("emberline.engine.step", "choose_depths", "plan depths"),
+    ("emberline.engine.step", "admit", "plan lengths"),
+    ("emberline.engine.step", "lay_out", "layout"),
+    ("emberline.engine.step", "forward_batch", "batch"),
+    ("emberline.engine.step.processors", "process", "options"),
+    ("emberline.engine.step.rejection", "accept", "accept"),
+    ("emberline.engine.step", "committed_tokens", "committed"),
+    ("emberline.engine.engine", "score_emitted", "logprobs"),
+    ("engine", "_broken", "checks"),
+    ("engine", "_write_history", "history"),
+    ("engine", "_commit", "commit"),
+)
+
+
+@dataclass
+class Clock:
+    """Seconds by name, of the step that runs."""
+
+    device: str
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def now(self) -> float:
+        """A time at which the device has done all it was given."""
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, its time added under `name`."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began = self.now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[name] += self.now() - began
+
+        return run
+
+
+def owner(path: str, engine: Any) -> Any:
+    """The module or object that a path of `CALLS` names."""
+    head, *rest = path.split(".")
+    value = engine if head == "engine" else __import__(head)
+    for name in rest:
+        value = getattr(value, name)
+    return value
+
+
+@contextmanager
+def timed_calls(engine: Any, clock: Clock) -> Iterator[None]:
+    """Every part of the engine's step on the clock."""
+    parts = engine.parts
+    calls = [(parts.target, "forward", "target")]
+    if parts.drafter is not None:
+        calls += [
+            (parts.drafter, "propose", "draft"),
+            (parts.drafter, "observe", "draft context"),
+        ]
+    calls += [(owner(path, engine), attribute, name) for path, attribute, name in CALLS]
+    with ExitStack() as stack:
+        for value, attribute, name in calls:
+            timed = clock.timed(name, getattr(value, attribute))
+            stack.enter_context(mock.patch.object(value, attribute, timed))
+        yield
+
+
+def measure(
+    llm: LLM, num_reqs: int, params: SamplingParams, num_steps: int, clock: Clock
+) -> dict[str, float]:
+    """Median milliseconds of each part of a decode step with `num_reqs` requests."""
+    engine = llm.engine
+    texts = [text for group in prompt_sets.OWN.values() for text in group]
+    for index in range(num_reqs):
+        ids = llm.chat_ids([{"role": "user", "content": texts[index % len(texts)]}])
+        engine.add(Request(f"{index}", tuple(ids), params))
+    while engine.snapshot().num_verify_steps < 1 or engine.snapshot().num_waiting:
+        engine.step()
+    before = engine.snapshot().num_verify_steps
+    rows: list[dict[str, float]] = []
+    with timed_calls(engine, clock):
+        for _ in range(num_steps):
+            clock.seconds.clear()
+            began = clock.now()
+            engine.step()
+            rows.append({**clock.seconds, "step": clock.now() - began})
+            if engine.snapshot().num_running < num_reqs:
+                raise SystemExit("a request ended: fewer --steps")
+    verified = engine.snapshot().num_verify_steps - before
+    assert verified == num_steps * num_reqs
+    for index in range(num_reqs):
+        engine.abort(f"{index}")
+    engine.step()
+    names = {name for row in rows for name in row}
+    milliseconds = {
+        name: 1e3 * statistics.median(row.get(name, 0.0) for row in rows) for name in names
+    }
+    milliseconds["overhead"] = 1e3 * statistics.median(
+        row["step"] - sum(row.get(name, 0.0) for name in FORWARDS) for row in rows
+    )
+    return milliseconds
+
+
+def main() -> None:
+    """Measure, print a table, write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--steps", type=int, default=60, help="decode steps of each row")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--planner", default="auto")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", default="step-breakdown", help="name of the results file")
+    args = parser.parse_args()
+    config = EngineConfig(
+        dtype=args.dtype,
+        device=args.device,
+        threads=args.threads,
+        scheduler=SchedulerConfig(max_num_reqs=max(16, *args.requests)),
+        speculation=SpeculationConfig(planner=args.planner),
+    )
+    llm = LLM(config=config)
+    length = args.steps * (llm.engine.max_draft_tokens + 1) + 64
+    greedy = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+    arms = {
+        "greedy": greedy,
+        "greedy, no draft": SamplingParams(
+            temperature=0, max_tokens=length, ignore_eos=True, speculate=False
+        ),
+        "sampled": SamplingParams(max_tokens=length, ignore_eos=True),
+        "sampled, logprobs 5": SamplingParams(max_tokens=length, ignore_eos=True, logprobs=5),
+    }
+    clock = Clock(args.device)
+    rows = {}
+    for num_reqs in args.requests:
+        for name, params in arms.items():
+            rows[f"{num_reqs} x {name}"] = measure(llm, num_reqs, params, args.steps, clock)
+    others = sorted(
+        {name for row in rows.values() for name in row} - {*FORWARDS, "step", "overhead"},
+        key=lambda name: -max(row.get(name, 0.0) for row in rows.values()),
+    )
+    table = Table("milliseconds", "step", *FORWARDS, "overhead", "share", *others)
+    for name, row in rows.items():
+        row["overhead_share"] = row["overhead"] / row["step"]
+        table.add_row(
+            name,
+            *(f"{row.get(part, 0.0):.1f}" for part in ("step", *FORWARDS, "overhead")),
+            f"{row['overhead_share']:.1%}",
+            *(f"{row.get(part, 0.0):.2f}" for part in others),
+        )
+    Console(width=200).print(table)
+    figures: dict[str, object] = {"unit": "milliseconds, medians", "rows": rows}
+    print("written:", record.write(args.out, {"info": llm.engine.info, **figures}))
+
+
+if __name__ == "__main__":
+    main()
