@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -197,6 +198,31 @@ def test_long_steps_get_one_turn(clock: Clock, monkeypatch: pytest.MonkeyPatch) 
     target = PacedTarget(clock)
     profiled(make_engine(target, max_num_reqs=1), Grid((1,), (0, 7), 20, 0))
     assert target.num_tokens_run == [1, 8, 1]
+
+
+def test_a_gpu_has_finished_before_the_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    profile._now(torch.device("cuda", 1))
+    profile._now(torch.device("cpu"))
+    assert waited == [torch.device("cuda", 1)]
+
+
+class SleepyTarget(PrefixTarget):
+    """Waits, as a program does that has lost its core to another."""
+
+    def forward(self, batch: Any) -> Any:
+        time.sleep(0.2)
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize(("threads", "counted"), [(1, False), (2, True)])
+def test_one_thread_is_not_charged_for_others(
+    monkeypatch: pytest.MonkeyPatch, threads: int, counted: bool
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    costs = profiled(make_engine(SleepyTarget()), Grid((1,), (0,), 8, 0))
+    assert (costs.target[0][2] >= 0.2) == counted
 
 
 # What is left behind
