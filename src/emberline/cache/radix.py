@@ -11,7 +11,8 @@ holds can go.
 
 from __future__ import annotations
 
-import heapq
+import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,11 +24,10 @@ NO_PAGE = 0
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    key: tuple[int, ...]  # its page of tokens
+    key: tuple[int, ...]  # the tokens that its page's KV depends on, but for those of its parents
     parent: _Node | None
     page: int = NO_PAGE  # NO_PAGE: given up; what comes after it is still there
     children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
-    last_used: int = 0
 
 
 class RadixCache:
@@ -36,7 +36,7 @@ class RadixCache:
     Args:
         pool: hands out the pages.
         lookahead: how many tokens past its own a page's KV may depend on (`KVSpec.lookahead`): a
-            match is shortened by so many.
+            prefix is shared only where so many tokens after it are the same as well.
         window: tokens that any layer of target or draft looks back, itself included; None if some
             layer sees all. With a window, pages behind it need not be kept.
         enabled: False: nothing is ever found or kept.
@@ -51,19 +51,19 @@ class RadixCache:
         self.enabled = enabled
         self._root = _Node((), None)
         self._nodes: dict[int, _Node] = {}  # by page
-        self._num_idle = 0  # cached pages that nobody else holds
-        self._leaves: list[tuple[int, int, _Node]] = []  # idle ones by last use; some are outdated
-        self._clock = 0
+        # Cached pages that nobody else holds, longest idle first. A request lets go of its last
+        # page first, so without a window a page never goes before those that follow it.
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_idle(self) -> int:
         """Cached pages that no request holds."""
-        return self._num_idle
+        return len(self._idle)
 
     @property
     def num_available(self) -> int:
         """Pages that `allocate` can hand out: free ones and idle cached ones."""
-        return self.pool.num_free + self._num_idle
+        return self.pool.num_free + len(self._idle)
 
     def match(self, token_ids: Sequence[int], limit: int) -> list[int]:
         """Pages of the longest cached prefix of at most `limit` tokens, held for the caller.
@@ -71,22 +71,20 @@ class RadixCache:
         Returns:
             One entry a full page; `NO_PAGE` where a window no longer looks.
         """
-        path = list(self._walk(token_ids[: limit + self.lookahead])) if limit > 0 else []
-        size = self.pool.page_size
-        count = self._usable(path, max(0, len(path) * size - self.lookahead) // size)
-        first = self.first_needed(count * size)
-        for node in path[:count]:
-            node.last_used = self._tick()
-        pages = [node.page for node in path[first:count]]
+        path = list(self._walk(token_ids[: max(0, limit) + self.lookahead]))
+        path = path[: self._usable(path)]
+        first = self.first_needed(len(path) * self.pool.page_size)
+        pages = [node.page for node in path[first:]]
         self._retain(pages)
-        return [NO_PAGE] * min(first, count) + pages
+        return [NO_PAGE] * first + pages
 
     def insert(self, token_ids: Sequence[int], pages: Sequence[int]) -> list[int]:
         """Keep the pages of a prefix, all of whose tokens are computed.
 
         Args:
-            token_ids: the sequence; its first `len(pages)` pages of tokens are kept.
-            pages: held by the caller, `NO_PAGE` where it holds none.
+            token_ids: the sequence, with what is known after the prefix. A page whose lookahead is
+                not known yet is not kept.
+            pages: one a full page of tokens, held by the caller; `NO_PAGE` where it holds none.
 
         Returns:
             The caller's pages from now on: where the tree has other pages for the same tokens, the
@@ -94,9 +92,8 @@ class RadixCache:
         """
         if not self.enabled:
             return list(pages)
-        size, node, kept = self.pool.page_size, self._root, []
-        for index, page in enumerate(pages):
-            key = tuple(token_ids[index * size : (index + 1) * size])
+        node, kept = self._root, list(pages)
+        for index, (key, page) in enumerate(zip(self._keys(token_ids), pages, strict=False)):
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = _Node(key, node)
@@ -107,14 +104,13 @@ class RadixCache:
             elif page not in (child.page, NO_PAGE):
                 self._retain([child.page])
                 self.release([page])
-                page = child.page
-            child.last_used = self._tick()
-            kept.append(page)
+                kept[index] = child.page
             node = child
+        self._prune(node)
         return kept
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out pages, giving up the least recently used idle ones if too few are free.
+        """Hand out pages, giving up those idle the longest if too few are free.
 
         Raises:
             MemoryError: fewer than `count` are available; nothing has been given up then.
@@ -122,7 +118,7 @@ class RadixCache:
         if count > self.num_available:
             raise MemoryError(f"{count} pages wanted, {self.num_available} available")
         while self.pool.num_free < count:
-            self._give_up(self._oldest())
+            self._give_up_oldest()
         return self.pool.allocate(count)
 
     def release(self, pages: Sequence[int]) -> None:
@@ -131,11 +127,8 @@ class RadixCache:
             if page == NO_PAGE:
                 continue
             self.pool.release([page])
-            node = self._nodes.get(page)
-            if node is not None and self.pool.num_refs(page) == 1:
-                self._num_idle += 1
-                node.last_used = self._tick()
-                self._note_leaf(node)
+            if page in self._nodes and self.pool.num_refs(page) == 1:
+                self._idle[page] = None
 
     def first_needed(self, num_tokens: int) -> int:
         """The first page that the token at position `num_tokens` or a later one looks at."""
@@ -143,94 +136,83 @@ class RadixCache:
             return 0
         return max(0, num_tokens - self.window + 1) // self.pool.page_size
 
+    def most_held(self, num_tokens: int, at_once: int) -> int:
+        """Most pages that a sequence of `num_tokens` looks at in a step of `at_once` tokens."""
+        pages = self.pool.pages_for(num_tokens)
+        if self.window is None:
+            return pages
+        # The step's tokens and the window before them may begin at the end of a page.
+        return min(pages, 1 + self.pool.pages_for(self.window - 1 + at_once - 1))
+
+    def longest(self, at_once: int) -> int:
+        """Most tokens of a sequence that has all pages to itself, `at_once` of them a step."""
+        if self.window is None or self.most_held(sys.maxsize, at_once) > self.pool.num_pages:
+            return self.pool.capacity
+        return sys.maxsize
+
     def clear(self) -> None:
         """Give up every idle page."""
-        while self._num_idle:
-            self._give_up(self._oldest())
+        while self._idle:
+            self._give_up_oldest()
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Raise `RuntimeError` unless free + cached + held = all, and the tree is whole."""
-        cached = [node.page for node in self._all() if node.page != NO_PAGE]
+        nodes = list(self._all())
+        cached = [node.page for node in nodes if node.page != NO_PAGE]
         self.pool.check([*([p for p in pages if p != NO_PAGE] for pages in held), cached])
-        idle = sum(self.pool.num_refs(page) == 1 for page in cached)
-        if sorted(cached) != sorted(self._nodes) or idle != self._num_idle:
+        idle = {page for page in cached if self.pool.num_refs(page) == 1}
+        if sorted(cached) != sorted(self._nodes) or idle != set(self._idle):
             raise RuntimeError(
                 f"the prefix cache's books do not balance: {len(cached)} pages in the tree, "
-                f"{len(self._nodes)} listed; {idle} idle, {self._num_idle} counted"
+                f"{len(self._nodes)} listed; {len(idle)} idle, {len(self._idle)} listed"
             )
+        if any(node.page == NO_PAGE and not node.children for node in nodes):
+            raise RuntimeError("the prefix cache keeps a path that leads to no page")
+
+    def _keys(self, token_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """What names each full page of a sequence: its tokens and its lookahead."""
+        size = self.pool.page_size
+        for start in range(0, len(token_ids) - self.lookahead - size + 1, size):
+            yield tuple(token_ids[start : start + size + self.lookahead])
 
     def _walk(self, token_ids: Sequence[int]) -> Iterator[_Node]:
         """The nodes along a sequence, as far as the tree goes."""
-        size, node = self.pool.page_size, self._root
-        for end in range(size, len(token_ids) + 1, size):
-            child = node.children.get(tuple(token_ids[end - size : end]))
+        node = self._root
+        for key in self._keys(token_ids):
+            child = node.children.get(key)
             if child is None:
                 return
             yield child
             node = child
 
-    def _usable(self, path: Sequence[_Node], count: int) -> int:
-        """The most pages, up to `count`, after which all that a window needs is there."""
-        if self.window is None:
-            return count
+    def _usable(self, path: Sequence[_Node]) -> int:
+        """The most pages after which all that a window needs is there."""
         start, best = 0, 0  # of the unbroken run of pages
-        for index in range(count):
-            if path[index].page == NO_PAGE:
+        for index, node in enumerate(path):
+            if node.page == NO_PAGE:
                 start = index + 1
             if start <= self.first_needed((index + 1) * self.pool.page_size):
                 best = index + 1
         return best
 
     def _retain(self, pages: Sequence[int]) -> None:
-        self._num_idle -= sum(self.pool.num_refs(page) == 1 for page in pages)
         self.pool.retain(pages)
+        for page in pages:
+            self._idle.pop(page, None)
 
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
-
-    def _note_leaf(self, node: _Node) -> None:
-        """List an idle page that nothing follows. Later uses outdate the entry."""
-        if node.children:
-            return
-        if len(self._leaves) > 2 * len(self._nodes) + 64:
-            self._leaves = [entry for entry in self._leaves if self._is_current(entry)]
-            heapq.heapify(self._leaves)
-        heapq.heappush(self._leaves, (node.last_used, node.page, node))
-
-    def _is_current(self, entry: tuple[int, int, _Node]) -> bool:
-        last_used, page, node = entry
-        return (
-            self._nodes.get(page) is node
-            and node.last_used == last_used
-            and not node.children
-            and self.pool.num_refs(page) == 1
-        )
-
-    def _oldest(self) -> _Node:
-        """The idle page to give up next: a leaf, or behind a window one that has successors.
-
-        Without a window whoever holds a page holds all before it, so idle pages end in idle leaves.
-        """
-        while self._leaves:
-            entry = heapq.heappop(self._leaves)
-            if self._is_current(entry):
-                return entry[2]
-        idle = (node for page, node in self._nodes.items() if self.pool.num_refs(page) == 1)
-        return min(idle, key=lambda node: node.last_used)
-
-    def _give_up(self, node: _Node) -> None:
-        """Free an idle page, and cut off what then leads to no page."""
-        self._num_idle -= 1
-        del self._nodes[node.page]
-        self.pool.release([node.page])
+    def _give_up_oldest(self) -> None:
+        """Free the page that has been idle the longest."""
+        page, _ = self._idle.popitem(last=False)
+        node = self._nodes.pop(page)
         node.page = NO_PAGE
+        self.pool.release([page])
+        self._prune(node)
+
+    def _prune(self, node: _Node) -> None:
+        """Cut off what leads to no page."""
         while node.parent is not None and node.page == NO_PAGE and not node.children:
-            parent = node.parent
-            del parent.children[node.key]
-            node = parent
-        if node.page != NO_PAGE and self.pool.num_refs(node.page) == 1:
-            self._note_leaf(node)
+            del node.parent.children[node.key]
+            node = node.parent
 
     def _all(self) -> Iterator[_Node]:
         pending = list(self._root.children.values())

@@ -38,14 +38,10 @@ class _Budget:
 
     tokens: int  # known tokens
     scored: int  # prompt tokens with logits
-    drafts: int
 
     def after(self, entry: ScheduledRequest) -> _Budget:
-        return _Budget(
-            self.tokens - entry.num_known,
-            self.scored - (entry.num_known if entry.state.scores_prompt else 0),
-            self.drafts - entry.draft_limit,
-        )
+        scored = entry.num_scored if entry.state.scores_prompt else 0
+        return _Budget(self.tokens - entry.num_known, self.scored - scored)
 
 
 class Scheduler:
@@ -78,16 +74,14 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledRequest]:
         """Plan one step: decodes first, so that a long prompt never delays a running answer."""
-        budget = _Budget(
-            self.config.max_num_tokens, PROMPT_SCORE_TOKENS, self.config.max_verify_tokens
-        )
+        budget = _Budget(self.config.max_num_tokens, PROMPT_SCORE_TOKENS)
         num_preemptions = self.num_preemptions
         planned: list[ScheduledRequest] = []
         for state in sorted(self.running, key=lambda s: s.num_pending > 1):
             if state.slot < 0:  # preempted for another request in this very loop
                 continue
-            entry = self._reserve(self._entry(state, budget))
-            if entry is not None:
+            entry = self._entry(state, budget)
+            if entry.num_known and self._reserve(state, entry.num_known):
                 planned.append(entry)
                 budget = budget.after(entry)
         # A request preempted later in the loop than it was planned must not run.
@@ -96,7 +90,7 @@ class Scheduler:
             planned += self._admit(budget)
         if self.waiting and not self.running:
             raise RuntimeError("nothing runs, and the first request of the queue cannot start")
-        return planned
+        return self._with_drafts(planned)
 
     def computed(self, state: RequestState) -> None:
         """Note that a step has computed more of a request and found nothing wrong with it.
@@ -104,7 +98,7 @@ class Scheduler:
         Its prompt goes into the cache as soon as it is whole, so that others can share it while it
         runs. Pages that its window has left behind are let go.
         """
-        if state.is_sound and not state.shared:
+        if state.is_sound and state.num_pending <= 1 and not state.shared:
             self._share(state)
             state.shared = True
         first = min(self.cache.first_needed(state.num_final), len(state.pages))
@@ -122,23 +116,27 @@ class Scheduler:
         self.cache.check(state.pages for state in self.running)
 
     def _admit(self, budget: _Budget) -> list[ScheduledRequest]:
-        """Start requests of the queue, in order, for as long as there is room for the next."""
+        """Start requests of the queue, in order, for as long as there is room for the next.
+
+        One that had better wait is passed over, but keeps its place: who comes after it gets a slot
+        and pages only beside what it will take.
+        """
         planned = []
         # The whole sequence must fit beside what the others still need for theirs, else somebody
         # would only be preempted again.
         promised = sum(self._pages_to_come(state) for state in self.running)
-        for state in list(self.waiting):
-            if not self._free_slots or not budget.tokens:
+        for state in self.waiting[: len(self._free_slots)]:
+            if not budget.tokens:
                 break
             self._find_prefix(state)
-            if self._awaits_prefix(state):
-                self._lose_pages(state)
-                continue
-            entry = self._entry(state, budget)
-            to_come = self._pages_to_come(state)
-            if not entry.num_known or to_come > self.cache.num_available - promised:
+            if self._pages_to_come(state) > self.cache.num_available - promised:
                 self._lose_pages(state)
                 break
+            entry = self._entry(state, budget)
+            if not entry.num_known or self._awaits_prefix(state):
+                self._lose_pages(state)
+                promised += self._pages_to_come(state)
+                continue
             self.waiting.remove(state)
             bisect.insort(self.running, state, key=_rank)
             state.slot = self._free_slots.pop()
@@ -146,7 +144,7 @@ class Scheduler:
                 state.num_cached = state.num_computed
                 self.num_queried += state.num_prompt
                 self.num_hit += state.num_cached
-            self._grow(entry)
+            self._grow(state, entry.num_known)
             promised += self._pages_to_come(state)
             planned.append(entry)
             budget = budget.after(entry)
@@ -165,72 +163,91 @@ class Scheduler:
         state.num_computed = len(state.pages) * self.cache.pool.page_size
 
     def _awaits_prefix(self, state: RequestState) -> bool:
-        """Whether most of what a request needs is just being computed for a running one.
+        """Whether most of what a request needs is just being computed for one that ranks before it.
 
         It is then cheaper to wait for that one's first token than to compute it twice.
         """
         if not self.cache.enabled or state.scores_prompt:
             return False
-        start, tokens = state.num_computed, state.token_ids
-        size = self.cache.pool.page_size
-        wanted = start + max(size, (len(tokens) - start) // 2)
+        start, size = state.num_computed, self.cache.pool.page_size
+        wanted = start + max(size, (len(state.token_ids) - start) // 2)
+        wanted = min(wanted, len(state.token_ids) - 1)  # the last token is never taken
         wanted -= wanted % size  # full pages only
         return wanted > start and any(
             not other.shared
             and not other.scores_prompt
+            and other.rank < state.rank
             and len(other.token_ids) >= wanted
-            and other.token_ids[start:wanted] == tokens[start:wanted]
+            and other.token_ids[:wanted] == state.token_ids[:wanted]
             for other in self.running
         )
 
     def _pages_to_come(self, state: RequestState) -> int:
         """Pages that a request still has to get for its tokens and the next one."""
         tokens = min(len(state.token_ids) + 1, state.length_limit)
-        return max(0, self.cache.pool.pages_for(tokens) - len(state.pages))
+        at_once = min(self.config.prefill_chunk, tokens - state.num_computed)
+        num_held = len(state.pages) - state.pages.count(NO_PAGE)
+        return max(0, self.cache.most_held(tokens, at_once) - num_held)
 
     def _entry(self, state: RequestState, budget: _Budget) -> ScheduledRequest:
+        """What a request would run within the budget, with as many drafts as it could use."""
         num_known = min(state.num_pending, self.config.prefill_chunk, budget.tokens)
+        # The logits of position p - 1 score the token at p; position 0 has no value.
+        first_scored = max(state.params.prompt_logprobs_start, 1) - 1
         if state.scores_prompt:
-            num_known = min(num_known, budget.scored)
+            unscored = max(0, first_scored - state.num_computed)
+            num_known = min(num_known, unscored + budget.scored)
         reaches_end = num_known == state.num_pending
         samples = reaches_end and state.num_remaining > 0
         decodes = samples and num_known == 1 and state.num_output > 0
         drafts = self.max_draft_tokens if decodes and state.params.speculate else 0
         num_scored = int(samples)
         if state.scores_prompt:
-            # The logits of position p - 1 score the token at p; position 0 has no value.
-            first = max(state.params.prompt_logprobs_start, 1) - 1
             end = state.num_computed + num_known
-            num_scored = max(num_scored, min(num_known, end - first))
-        limit = max(0, min(drafts, state.num_remaining - 1, budget.drafts))
+            num_scored = max(num_scored, min(num_known, end - first_scored))
+        limit = max(0, min(drafts, state.num_remaining - 1))
         return ScheduledRequest(state, num_known, limit, num_scored, samples)
 
-    def _reserve(self, entry: ScheduledRequest) -> ScheduledRequest | None:
-        """Get a running request's pages, or None if it cannot run in this step.
+    def _reserve(self, state: RequestState, num_tokens: int) -> bool:
+        """Get the pages of a running request's next tokens, if need be from those behind it.
 
-        Drafts are a gamble: they take what pages there are. For its own tokens a request may
-        preempt those that rank behind it.
+        Returns:
+            Whether it can run in this step: it may have had to give way itself.
         """
-        if not entry.num_known:
-            return None
-        state, size = entry.state, self.cache.pool.page_size
-        while self._missing_pages(replace(entry, draft_limit=0)) > self.cache.num_available:
+        while self._missing_pages(state, num_tokens) > self.cache.num_available:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is state:
-                return None
-        have = (len(state.pages) + self.cache.num_available) * size
-        room = have - state.num_computed - entry.num_known
-        entry = replace(entry, draft_limit=min(entry.draft_limit, room))
-        self._grow(entry)
-        return entry
+                return False
+        self._grow(state, num_tokens)
+        return True
 
-    def _missing_pages(self, entry: ScheduledRequest) -> int:
-        end = entry.state.num_computed + entry.num_known + entry.draft_limit
-        return max(0, self.cache.pool.pages_for(end) - len(entry.state.pages))
+    def _with_drafts(self, planned: list[ScheduledRequest]) -> list[ScheduledRequest]:
+        """The plan with drafts as far as the verify budget and pages that nobody needs go.
 
-    def _grow(self, entry: ScheduledRequest) -> None:
-        entry.state.pages += self.cache.allocate(self._missing_pages(entry))
+        Drafts are a gamble: nobody who runs or starts gives way for them, now or in a later step.
+        """
+        budget = self.config.max_verify_tokens
+        promised = sum(self._pages_to_come(state) for state in self.running)
+        spare = max(0, self.cache.num_available - promised)
+        entries = []
+        for entry in planned:
+            state, end = entry.state, entry.state.num_computed + entry.num_known
+            room = (len(state.pages) + spare) * self.cache.pool.page_size - end
+            drafts = min(entry.draft_limit, budget, room)
+            spare -= self._missing_pages(state, entry.num_known + drafts)
+            self._grow(state, entry.num_known + drafts)
+            budget -= drafts
+            entries.append(replace(entry, draft_limit=drafts))
+        return entries
+
+    def _missing_pages(self, state: RequestState, num_tokens: int) -> int:
+        """Pages that the next `num_tokens` tokens of a request still lack."""
+        end = state.num_computed + num_tokens
+        return max(0, self.cache.pool.pages_for(end) - len(state.pages))
+
+    def _grow(self, state: RequestState, num_tokens: int) -> None:
+        state.pages += self.cache.allocate(self._missing_pages(state, num_tokens))
 
     def _preempt(self, state: RequestState) -> None:
         """Free a request's pages and queue it again: it recomputes, its client sees nothing."""
