@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,10 +13,10 @@ import httpx
 import pytest
 import torch
 
-from emberline.engine.async_engine import AsyncEngine, EngineStopped
+from emberline.engine.async_engine import AsyncEngine, EngineStopped, ShuttingDown
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
-from emberline.engine.output_stream import merge_outputs
+from emberline.engine.output_stream import MERGED_RECORDS, merge_outputs, num_records
 from emberline.types import (
     FinishReason,
     InvalidRequest,
@@ -197,6 +198,70 @@ def test_a_reader_that_does_not_read_costs_one_merged_output() -> None:
             assert len(outputs) == 1
             assert outputs[0].text == "x" * 40
             assert len(outputs[0].logprobs or ()) == 41
+
+        in_loop(work)
+
+
+def test_what_is_kept_unread_does_not_grow_with_the_steps() -> None:
+    with running() as engine:
+
+        async def work() -> None:
+            stream = await engine.submit(request("slow", "x" * 100, max_tokens=120, logprobs=1))
+            await idle(engine)
+            assert engine.snapshot().num_engine_steps > 30
+            assert sum(type(one) is RequestOutput for one in gc.get_objects()) < 10
+            assert merge_outputs([output async for output in stream]).text == "x" * 100
+
+        gc.collect()
+        in_loop(work)
+
+
+def test_unread_outputs_are_merged_only_so_far() -> None:
+    """Each stays small enough to be written without holding up whoever else is on the loop."""
+    with running() as engine:
+
+        async def work() -> None:
+            asked = request("wide", "x" * 100, max_tokens=120, logprobs=100)
+            stream = await engine.submit(asked)
+            await idle(engine)
+            outputs = [output async for output in stream]
+            assert len(outputs) > 3
+            assert all(num_records(one) < MERGED_RECORDS + 6 * 102 for one in outputs)
+            assert [one.finished for one in outputs] == [False] * (len(outputs) - 1) + [True]
+            merged = merge_outputs(outputs)
+            assert (merged.text, len(merged.logprobs or ())) == ("x" * 100, 101)
+
+        in_loop(work)
+
+
+def test_several_requests_are_admitted_all_or_none() -> None:
+    with running(max_queue=4, max_num_reqs=1, delay=0.01) as engine:
+
+        async def work() -> None:
+            with pytest.raises(InvalidRequest):
+                await engine.submit_all([request("a"), request("b", temperature=0), request("a")])
+            with pytest.raises(QueueFull):
+                await engine.submit_all([request(f"r{i}") for i in range(5)])
+            streams = await engine.submit_all([request(f"r{i}") for i in range(4)])
+            for stream in streams:
+                assert merge_outputs([output async for output in stream]).text == "Sunny day"
+            await idle(engine)
+
+        in_loop(work)
+
+
+def test_a_draining_engine_finishes_what_it_has() -> None:
+    with running(max_num_reqs=1, delay=0.01) as engine:
+
+        async def work() -> None:
+            streams = [await engine.submit(request(name)) for name in ("runs", "waits")]
+            engine.drain()
+            with pytest.raises(ShuttingDown):
+                await engine.submit(request("late"))
+            assert not engine.health().ok
+            for stream in streams:
+                assert merge_outputs([output async for output in stream]).text == "Sunny day"
+            await idle(engine)
 
         in_loop(work)
 

@@ -16,7 +16,7 @@ from types import FrameType
 import uvicorn
 
 from emberline.engine.async_engine import AsyncEngine
-from emberline.server.slow_readers import StuckConnections, bound_send_buffer
+from emberline.server.slow_readers import StuckConnections, bound_send_buffer, cut
 
 SLOW_READER_SECONDS = 60.0
 ENDING_SECONDS = 10.0  # for the engine's current step, once more for writing the last answers
@@ -81,7 +81,7 @@ class GracefulServer(uvicorn.Server):
         if counter % _TICKS_A_SECOND == 0:
             transports = [connection.transport for connection in self.server_state.connections]
             for transport in self._stuck.look(transports, now):
-                transport.abort()  # closing would wait for the client to read what is left
+                cut(transport)
                 self._on_slow_reader()
         return await super().on_tick(counter)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Iterable
 
 SEND_BUFFER_BYTES = 128 * 1024
@@ -48,3 +49,11 @@ class StuckConnections:
                 still[transport] = before if before[0] == size else (size, now)
         self._still = still
         return [one for one, (_, since) in still.items() if now - since >= self._timeout]
+
+
+def cut(transport: asyncio.Transport) -> None:
+    """End a connection at once, without waiting for its client to read what is left."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:  # a reset drops what the kernel holds, too
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
