@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -149,15 +150,17 @@ def _print_table(calibration: Calibration, judged: Samples, *, held_out: bool) -
         counts,
         strict=True,
     )
-    for position, (temperature, before, after, area, count) in enumerate(rows, start=1):
-        figures = (f"{value:.4f}" for value in (temperature, before, after, area))
-        table.add_row(str(position), *figures, str(count))
-    means = (np.mean(calibration.ece_before), np.mean(calibration.ece_after))
-    table.add_row("mean", "", *(f"{mean:.4f}" for mean in means), "", "", style="bold")
+    for position, (*figures, count) in enumerate(rows, start=1):
+        shown = ("-" if math.isnan(figure) else f"{figure:.4f}" for figure in figures)
+        table.add_row(str(position), *shown, str(count))
+    before, after = (np.mean(e) for e in (calibration.ece_before, calibration.ece_after))
+    table.add_row("mean", "", f"{before:.4f}", f"{after:.4f}", "", "", style="bold")
     console = Console()
     console.print(table)
     where = "prompts that the fit has not seen" if held_out else "the prompts that were fitted to"
-    console.print(f"survival, judged on {where}", highlight=False)
+    console.print(f"Survival, judged on {where}.", highlight=False)
+    if after > before:
+        console.print("It does not help here: fit to more prompts (--limit).", highlight=False)
 
 
 @contextmanager
