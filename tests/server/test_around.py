@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.serving import NAME, Server, say, strict
+from emberline.engine.async_engine import AsyncEngine
+from emberline.engine.detokenizer import TokenText
+from emberline.server.app import create_app
+
+from support.engines import make_engine
+from support.serving import NAME, SayingTarget, Server, make_tokenizer, say, strict
 
 
 def counters(server: Server) -> dict[str, float]:
@@ -120,3 +127,17 @@ def test_tokenizer_info(server: Server) -> None:
     info = strict(server.get("/tokenizer_info").content)
     assert (info["eos_token"], info["model_max_length"]) == ("<eos>", 256)
     assert "assistant" in info["chat_template"]
+
+
+def test_no_get_waits_for_a_thread() -> None:
+    """Prompts and answers may keep every thread busy; health and metrics are asked all the same."""
+    target = SayingTarget(make_tokenizer())
+    engine = AsyncEngine(make_engine(target), TokenText(make_tokenizer()))
+    try:
+        app = create_app(engine, make_tokenizer(), NAME)
+    finally:
+        engine.shutdown()
+    gets = [route for route in app.routes if "GET" in getattr(route, "methods", ())]
+    assert len(gets) >= 7
+    for route in gets:
+        assert inspect.iscoroutinefunction(route.endpoint), route.path

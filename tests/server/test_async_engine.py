@@ -308,6 +308,7 @@ def test_a_failed_engine_is_told_over_http(stream: bool) -> None:
 
 
 def test_a_step_that_does_not_come_back_is_noticed() -> None:
+    """D29: stuck, not dead."""
     with running(delay=0.6, stall=0.1) as engine:
 
         async def work() -> None:

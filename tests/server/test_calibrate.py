@@ -135,6 +135,16 @@ def test_a_file_of_another_recording_is_refused(
     assert path.read_bytes() == before
 
 
+def test_an_edited_prompt_file_is_another_recording(
+    folder: Path, draft: Path, prompts: Path, tmp_path: Path
+) -> None:
+    made, path = recipe(folder, draft, prompts), tmp_path / "t.jsonl"
+    recorded(made, path, CONFIG, lambda done, total: None)
+    prompts.write_text(prompts.read_text().replace("Hello", "Goodbye"))
+    with pytest.raises(ModelError, match="recorded with prompts_digest"):
+        recorded(made, path, CONFIG, lambda done, total: None)
+
+
 def test_written_prompts_are_the_same_again(folder: Path, draft: Path) -> None:
     found = [
         recorded(recipe(folder, draft, None), None, CONFIG, lambda done, total: None)

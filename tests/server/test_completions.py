@@ -270,3 +270,14 @@ def test_best_of_and_default_limit(server: Server) -> None:
     # The default fits what the context has left.
     answer = server.complete(server.ids("a") * 250, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 6
+
+
+def test_answers_that_end_at_the_context_limit(server: Server) -> None:
+    """D27: the same with every drafter; a block never runs past the limit."""
+    letter = server.ids("a")
+    for length in range(249, 256):
+        for limit in ({}, {"max_tokens": 256 - length}):
+            answer = server.complete(letter * length, ignore_eos=True, **limit)
+            assert answer["usage"]["total_tokens"] == 256
+            assert answer["choices"][0]["finish_reason"] == "length"
+    server.alive()

@@ -1,4 +1,4 @@
-"""What the prefix cache shows of itself: cached tokens in the usage, counters in the metrics."""
+"""What the prefix cache shows of itself, with pages of 4 tokens: in the usage, in the metrics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 from test_around import counters
 
 from support.serving import Server, saying_server
-
-PAGE = 4  # tokens, of the test's target
 
 
 @pytest.fixture(params=[0, 4])
@@ -24,6 +22,7 @@ def cached(answer: dict[str, Any]) -> int:
 
 
 def test_a_prompt_that_comes_again_is_found(server: Server) -> None:
+    """C42: drafting or not, the hits are the same."""
     prompt = list(range(100, 130))
     assert cached(server.complete(prompt, max_tokens=3, ignore_eos=True)) == 0
     again = server.complete(prompt, max_tokens=3, ignore_eos=True)

@@ -93,6 +93,7 @@ BOTH = [
     ("structured_outputs", {"regex": "["}),  # D13: no grammars here, so none can be wrong
     ("response_format", {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/no"}}}),
     ("guided_json", {"$ref": "#/no"}),
+    ("guided_json", "x" * 2**20),
     ("guided_regex", "["),
     ("priority", 0.5),
     ("priority", "1"),

@@ -216,6 +216,7 @@ def saying_server(
     wrong_every: int = 0,
     max_model_len: int = 256,
     delay: float = 0.0,
+    num_pages: int = 1024,
     options: dict[str, Any] | None = None,
     **scheduler: int,
 ) -> Iterator[Server]:
@@ -224,7 +225,7 @@ def saying_server(
     target = SayingTarget(tokenizer, max_model_len)
     target.delay = delay
     drafter = PrefixDrafter(target, num_drafts, wrong_every) if num_drafts else None
-    engine = make_engine(target, drafter, num_pages=1024, eos_ids=(target.eos,), **scheduler)
+    engine = make_engine(target, drafter, num_pages=num_pages, eos_ids=(target.eos,), **scheduler)
     engine.info["model"] = NAME
     torch.set_num_threads(1)
     with serve(engine, tokenizer, target, **(options or {})) as server:

@@ -1,0 +1,46 @@
+"""Long answers are written in slices, away from the loop, and are the same text as in one go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emberline.server.off_loop import LONG_WORK, off_loop
+from emberline.server.stream import dump_json, dump_long_json
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = st.none() | st.booleans() | st.integers() | FINITE | st.text()
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+
+
+@given(VALUES, st.integers(0, 300))
+@settings(deadline=None, max_examples=200)
+def test_slices_say_what_the_whole_says(value: object, count: int) -> None:
+    data = {"choices": [{"logprobs": {"content": [value] * count}, "é\n": [[]]}], "x": {}, "y": []}
+    assert dump_long_json(data) == dump_json(data)
+    assert json.loads(dump_long_json(data)) == data
+
+
+@pytest.mark.parametrize("dump", [dump_json, dump_long_json])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_json_number_is_not_written(dump: object, number: float) -> None:
+    for data in (number, [0.0] * 100 + [number], {"choices": [{"logprobs": [number]}]}):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            dump(data)  # type: ignore[operator]
+
+
+def test_long_work_leaves_the_loop() -> None:
+    async def work() -> None:
+        here = threading.get_ident()
+        assert await off_loop(LONG_WORK, threading.get_ident) == here
+        assert await off_loop(LONG_WORK + 1, threading.get_ident) != here
+
+    asyncio.run(work())
