@@ -5,6 +5,8 @@ Owns which requests make up a recording and how one goes on. Must not know what 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,11 +83,19 @@ class Recipe:
             "model": self.model.name,
             "draft": self.draft.name,
             "prompts": self.prompts_name,
+            "prompts_digest": self._digest(),
             "temperatures": list(self.temperatures),
             "max_tokens": self.max_tokens,
             "limit": self.limit,
             "seed": self.seed,
         }
+
+    def _digest(self) -> str | None:
+        """Tells prompts of one name apart: a file that was edited is another recording."""
+        if self.prompts is None:
+            return None
+        texts = json.dumps(read_prompts(self.prompts, self.limit))
+        return hashlib.sha256(texts.encode()).hexdigest()[:12]
 
 
 def recorded(
