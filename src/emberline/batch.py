@@ -19,10 +19,11 @@ from emberline.layout import Scored, TokenLayout, Tokens
 class Purpose(IntEnum):
     """What a draw is for. Part of its key: no two decisions share noise by accident."""
 
-    TARGET = 0  # the target's own draw at a position: plain decode, bonus, everything under coupled
+    TARGET = 0  # a draw under coupled: the draft's and the target's at a position are the same one
     DRAFT = 1  # a draft under rejection
     ACCEPT = 2  # the coin of a draft's acceptance
     RECOVER = 3  # the draw from max(p - q, 0)
+    BONUS = 4  # under rejection, the target's own draw: plain decode, and after the last draft
 
 
 @dataclass(frozen=True, slots=True)

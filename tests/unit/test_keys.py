@@ -169,10 +169,32 @@ def test_an_empty_draw_is_empty() -> None:
     assert DRAWS.categorical(torch.zeros(0, 7), make_keys([], [], [])).shape == (0,)
 
 
-def test_masked_ids_are_never_drawn() -> None:
-    logits = torch.full((1000, 40), -torch.inf)
-    logits[:, 17] = -300.0
-    assert (DRAWS.categorical(logits, make_keys(range(1000), 0, 0)) == 17).all()
+@pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])
+@pytest.mark.parametrize(("vocab", "only"), [(40, 17), (1024, 255), (1024, 1023), (1025, 1024)])
+def test_masked_ids_are_never_drawn(purpose: Purpose, vocab: int, only: int) -> None:
+    logits = torch.full((1000, vocab), -torch.inf)
+    logits[:, only] = -300.0
+    assert (DRAWS.categorical(logits, make_keys(range(1000), 0, purpose)) == only).all()
+
+
+@pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])
+def test_a_row_without_a_possible_id_gives_the_first(purpose: Purpose) -> None:
+    logits = torch.full((3, 700), -torch.inf)
+    logits[1, 600] = 0.0
+    assert DRAWS.categorical(logits, make_keys(range(3), 0, purpose)).tolist() == [0, 600, 0]
+
+
+@pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.RECOVER])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_have_their_law_over_a_wide_vocabulary(purpose: Purpose, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(1000, generator=generator, dtype=dtype).mul_(0.5)
+    logits[300:560] = -torch.inf  # a whole block of nothing, and parts of two
+    counts = torch.zeros(1000, dtype=torch.int64)
+    for start in range(0, 200_000, 20_000):
+        keys = make_keys(1, torch.arange(start, start + 20_000), purpose)
+        counts += DRAWS.categorical(logits.expand(20_000, -1), keys).bincount(minlength=1000)
+    assert_fits(counts, logits.softmax(-1))
 
 
 # Statistics. Seeds are fixed, so these either always pass or never.
@@ -239,12 +261,13 @@ def test_noise_has_gumbel_moments() -> None:
     assert correlation.abs().max() < 5 * 150_000**-0.5
 
 
-def test_rare_ids_are_drawn_as_often_as_they_should() -> None:
+@pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])
+def test_rare_ids_are_drawn_as_often_as_they_should(purpose: Purpose) -> None:
     rare, count = 2e-5, 3_000_000
     logits = torch.tensor([1 - 2 * rare, rare, rare]).log()
     hits = torch.zeros(3, dtype=torch.int64)
     for start in range(0, count, 500_000):
-        keys = make_keys(1, torch.arange(start, start + 500_000), 0)
+        keys = make_keys(1, torch.arange(start, start + 500_000), purpose)
         hits += DRAWS.categorical(logits.expand(500_000, -1), keys).bincount(minlength=3)
     assert_fits(hits, logits.exp())
 

@@ -112,7 +112,7 @@ def reference(world: World, draws: Draws) -> list[tuple[int, int]]:
         if row.rule == "rejection":
             p = logits.softmax(-1)
             if draft is None:
-                token = sample(logits, entry, Purpose.TARGET)
+                token = sample(logits, entry, Purpose.BONUS)
             else:
                 q = torch.zeros(VOCAB, dtype=p.dtype)
                 q[draft] = 1
@@ -289,7 +289,7 @@ def test_a_draft_is_accepted_with_the_ratio_and_recovered_from_the_rest() -> Non
     heads = Recorder(heads=True)
     verdict = one_draft(p, q, 1, heads)
     assert heads.laws[0].tolist() == pytest.approx(p)
-    assert heads.keys == [(3, 10, Purpose.ACCEPT), (3, 11, Purpose.TARGET)]
+    assert heads.keys == [(3, 10, Purpose.ACCEPT), (3, 11, Purpose.BONUS)]
     assert runs(verdict) == [[(1, 0), (0, 1)]]
 
 

@@ -26,8 +26,6 @@ from emberline.batch import DrawKeys, Draws, Purpose, Verdict
 from emberline.layout import Scored, TokenLayout, Tokens, start_loc
 from emberline.sampling.keys import first_argmax
 
-_CHUNK_WORDS = 1 << 19  # probabilities that exist at once, or one row of them
-
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
@@ -56,7 +54,7 @@ def accept(
     """Judge the drafts of every request and draw the token after the accepted ones.
 
     A request with a window of 0 emits nothing; with a window of 1 (plain decode, a prompt's last
-    chunk) one token drawn with `Purpose.TARGET` noise, or the argmax.
+    chunk) one token drawn from p, or the argmax.
 
     Args:
         layout: the step's map; entry i of a window is the distribution of the token after it.
@@ -156,24 +154,34 @@ def _coins(
     seeds: Tensor,
     draws: Draws,
 ) -> Tensor:
-    """[B, W] bool: whether the coin of each draft in `drafted` [B, W] says accept."""
-    req, entry = drafted.nonzero(as_tuple=True)
-    rows, ids = windows.rows[drafted], windows.draft_ids[drafted]
-    ratios = []
-    step = max(1, _CHUNK_WORDS // processed.shape[-1])
-    for lo in range(0, len(rows), step):
-        part = slice(lo, lo + step)
-        ratio = _probs(processed[rows[part]]).gather(-1, ids[part, None]).squeeze(-1)
-        if draft_logits is not None:
-            q = _probs(draft_logits[req[part], entry[part]])
-            q_x = q.gather(-1, ids[part, None]).squeeze(-1).to(ratio.dtype)
-            # q(x) is 0 only if it underflowed: x was drawn, so p(x) >= q(x) unless p(x) did too.
-            ratio = torch.where(q_x > 0, ratio / q_x, (ratio > 0).to(ratio.dtype))
-        ratios.append(ratio.clamp_max(1))
+    """[B, W] bool: whether the coins of the drafts in `drafted` [B, W] say accept.
+
+    A request's coins are tossed up to the first that says no: whatever the later ones were, no
+    length reads them, and two distributions over the vocabulary are dear.
+    """
     stands = torch.zeros_like(drafted)
-    keys = _keys(windows, seeds, req, entry, Purpose.ACCEPT)
-    stands[drafted] = draws.coin(torch.cat(ratios), keys)
+    alive = drafted.any(-1)
+    for entry in range(drafted.shape[1]):
+        req = (alive & drafted[:, entry]).nonzero().squeeze(-1)
+        if not len(req):
+            break
+        ids = windows.draft_ids[req, entry, None]
+        q = None if draft_logits is None else draft_logits[req, entry]
+        ratio = _ratios(processed[windows.rows[req, entry]], q, ids)
+        keys = _keys(windows, seeds, req, torch.full_like(req, entry), Purpose.ACCEPT)
+        stands[req, entry] = draws.coin(ratio, keys)
+        alive = alive & stands[:, entry]
     return stands
+
+
+def _ratios(p_logits: Tensor, q_logits: Tensor | None, ids: Tensor) -> Tensor:
+    """min(1, p(x) / q(x)) of one id a row. [N, V], [N, V], [N, 1] -> [N]."""
+    p_x = _probs(p_logits).gather(-1, ids).squeeze(-1)
+    if q_logits is None:
+        return p_x.clamp_max(1)
+    q_x = _probs(q_logits).gather(-1, ids).squeeze(-1).to(p_x.dtype)
+    # q(x) is 0 only if it underflowed: x was drawn, so p(x) >= q(x) unless p(x) did too.
+    return torch.where(q_x > 0, p_x / q_x, (p_x > 0).to(p_x.dtype)).clamp_max(1)
 
 
 def _recovered_or_bonus(
@@ -201,7 +209,7 @@ def _recovered_or_bonus(
         gone = residual.amax(-1, keepdim=True) <= 0
         logits = logits.clone()
         logits[rejected] = torch.where(gone, p, residual).log_()
-    purposes = torch.where(rejected, int(Purpose.RECOVER), int(Purpose.TARGET))
+    purposes = torch.where(rejected, int(Purpose.RECOVER), int(Purpose.BONUS))
     keys = DrawKeys(seeds[reqs], windows.positions[reqs, num_accepted], purposes)
     return draws.categorical(logits, keys)
 
