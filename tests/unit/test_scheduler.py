@@ -93,6 +93,7 @@ class Rig:
                 end = state.num_computed + entry.num_known
                 missing = min(end + 1, state.num_prompt) - len(state.prompt_scores)
                 state.prompt_scores += [TokenLogprobs(0, 0.0, 1)] * missing
+            state.num_written = len(state.token_ids)
             state.num_computed += entry.num_known + accepted
             state.token_ids += [7] * (accepted + 1) * entry.samples
             if state.num_remaining <= 0 and state.num_pending <= 1:
@@ -194,6 +195,14 @@ def test_nobody_drafts_past_the_end_nor_against_its_will():
     assert rig.running == ["plain"]
 
 
+def test_nobody_drafts_before_its_first_token():
+    rig = Rig(drafts=4, prefill_chunk=3)
+    rig.add("one", 1)
+    rig.add("four", 4)
+    assert [rig.step()["one"].draft_limit for _ in range(2)] == [0, 4]
+    assert rig.states["four"].num_output == 1
+
+
 def test_drafts_take_no_page_that_another_needs():
     """Not even when they are asked for first: they shrink before anybody gives way."""
     rig = Rig(3, drafts=4)
@@ -233,6 +242,10 @@ def test_the_one_that_ranks_last_gives_way():
     state = rig.states["young"]
     assert (state.slot, state.pages, state.num_computed, state.num_written) == (-1, [], 0, 0)
     assert len(state.token_ids) == 9  # what it has said stays said
+    rig.scheduler.remove(rig.states["first"])
+    assert "young" in rig.step()
+    # It asks the cache again, but that was no second prompt.
+    assert (rig.scheduler.num_queried, rig.scheduler.num_hit, state.num_cached) == (18, 0, 0)
 
 
 def test_one_that_gave_way_is_queued_by_its_rank():
@@ -274,19 +287,34 @@ def test_one_without_anybody_behind_it_gives_way_itself():
     assert rig.states["a"].num_remaining == 0
 
 
-def test_what_gave_way_does_not_come_back_in_the_same_step():
-    """It had a page for drafts that were rejected, so without it there is room for it again."""
-    rig = Rig(7, drafts=4, max_num_reqs=3)
-    rig.add("a", 10)
-    rig.add("b", 5)
+def test_pages_of_rejected_drafts_are_given_back():
+    """D22: nobody gives way for a page that another keeps for drafts alone."""
+    rig = Rig(6, drafts=12)
+    rig.add("a", 4, max_tokens=12, speculate=False)
+    rig.add("b", 1, max_tokens=20)
     rig.step()
-    assert rig.step()["b"].draft_limit == 4
-    assert [len(rig.states[name].pages) for name in "ab"] == [4, 3]
-    # Rejected: "a" is at 12 tokens, "b" at 7, and all pages are taken.
-    while not rig.scheduler.num_preemptions:
-        plan = rig.step()
-    assert list(plan) == ["a"]
-    assert rig.waiting == ["b"]
+    plan = rig.plan()
+    assert plan["b"].draft_limit == 12
+    assert len(rig.states["b"].pages) == 4
+    rig.commit(plan)
+    assert len(rig.states["b"].pages) == 1
+    for _ in range(5):
+        assert list(rig.step()) == ["a", "b"]
+    assert rig.scheduler.num_preemptions == 0
+
+
+def test_nobody_starts_in_a_step_in_which_somebody_gave_way():
+    rig = Rig(7, max_num_reqs=3)
+    rig.add("a", 6)
+    rig.add("b", 14)
+    for _ in range(2):
+        assert list(rig.step()) == ["a", "b"]
+    rig.add("urgent", 4, max_tokens=1, priority=-1)  # two pages, one is free
+    assert list(rig.step()) == ["a", "b"]
+    assert rig.scheduler.num_preemptions == 0
+    assert list(rig.step()) == ["a"]  # "b" needed its fifth page and gave up four
+    assert rig.waiting == ["urgent", "b"]
+    assert list(rig.step()) == ["a", "urgent"]
 
 
 def test_prompt_scores_of_half_a_prompt_are_forgotten_with_its_pages():
@@ -349,6 +377,20 @@ def test_prompts_start_only_beside_what_others_still_need():
     # 8 pages each: two fit, the third starts when one of them is done.
     assert started == {"a": 0, "b": 0, "c": 4}
     assert rig.scheduler.num_preemptions == 0
+
+
+def test_a_prompt_starts_only_where_its_first_token_fits_too():
+    rig = Rig(5)
+    rig.add("a", 8, max_tokens=4)
+    rig.add("b", 8, max_tokens=4)  # two pages would be there, but not the third
+    assert list(rig.step()) == ["a"]
+
+
+def test_a_prompt_that_is_only_scored_needs_no_room_for_a_token():
+    rig = Rig(2)
+    rig.add("a", 8, max_tokens=0, prompt_logprobs=0)
+    assert rig.known(rig.step()) == {"a": 8}
+    assert rig.running == []
 
 
 def test_who_does_not_fit_is_not_overtaken():
@@ -473,6 +515,17 @@ def test_nobody_waits_without_a_cache():
     assert starts(rig, ["a", "b"]) == {"a": 0, "b": 0}
 
 
+def test_nobody_waits_for_an_answer_to_end():
+    """What goes beyond a prompt comes into the cache at the end only: that can be long."""
+    rig = Rig()
+    a = rig.add("a", 8)
+    for _ in range(10):
+        rig.step()
+    rig.add("b", [*a.token_ids[:17], 1])
+    assert "b" in rig.step()
+    assert rig.states["b"].num_cached == 8
+
+
 def test_prompts_that_are_scored_neither_wait_nor_are_waited_for():
     rig = Rig(prefill_chunk=8)
     rig.add("a", LONG, prompt_logprobs=0)
@@ -530,6 +583,18 @@ def test_a_prompt_is_shared_when_it_is_whole_and_an_answer_when_it_ends():
         rig.step()
     # 21 tokens, the last of them never computed.
     assert rig.cache.num_idle == 5
+
+
+def test_what_must_not_be_kept_is_not():
+    rig = Rig()
+    a = rig.add("a", 8)
+    for _ in range(6):
+        rig.step()
+    assert a.num_computed == 13
+    assert rig.scheduler.private_pages(a) == a.pages[2:]  # its prompt was shared when it was whole
+    rig.scheduler.remove(a, keep=False)
+    assert rig.cache.num_idle == 2
+    rig.scheduler.check()
 
 
 # Prompt scores.
@@ -597,6 +662,26 @@ def test_with_a_window_two_run_where_their_prompts_would_not_fit():
     while rig.running or rig.waiting:
         rig.step()
     assert rig.scheduler.num_preemptions == 0
+
+
+def test_with_a_window_a_request_is_promised_what_it_still_needs():
+    rig = Rig(7, window=9, prefill_chunk=4)
+    rig.add("a", 60, max_tokens=9)
+    for _ in range(6):
+        rig.step()
+    rig.add("b", 60, max_tokens=1)  # 4 pages are free, but the fourth one "a" will need
+    while rig.running or rig.waiting:
+        assert len(rig.step()) == 1
+    assert rig.scheduler.num_preemptions == 0
+
+
+def test_with_a_window_an_answer_is_promised_less_than_a_prompt():
+    rig = Rig(8, window=9, prefill_chunk=16)
+    rig.add("a", 40)
+    for _ in range(4):
+        rig.step()
+    rig.add("b", 6)
+    assert list(rig.step()) == ["a", "b"]
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -96,11 +96,14 @@ class Scheduler:
         """Note that a step has computed more of a request and found nothing wrong with it.
 
         Its prompt goes into the cache as soon as it is whole, so that others can share it while it
-        runs. Pages that its window has left behind are let go.
+        runs. Pages that its window has left behind are let go, and those of rejected drafts.
         """
         if state.is_sound and state.num_pending <= 1 and not state.shared:
             self._share(state)
             state.shared = True
+        end = self.cache.pool.pages_for(len(state.token_ids))
+        self.cache.release(state.pages[end:])
+        del state.pages[end:]
         first = min(self.cache.first_needed(state.num_final), len(state.pages))
         behind = [page for page in state.pages[:first] if page != NO_PAGE]
         if behind:
