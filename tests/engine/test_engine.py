@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from emberline.types import (
 )
 from emberline.verify.planner import Threshold, VerifyAll
 
-from support.engines import EOS, Answer, ask, make_engine, run
+from support.engines import EOS, Answer, Letters, ask, make_engine, run
 from support.paged import ConstantDrafter, PrefixDrafter, PrefixTarget
 
 PROMPT = [5, 9, 3, 7, 2]
@@ -490,29 +490,6 @@ def test_the_sign_of_a_penalty_matters():
         assert len(set(texts[0])) < len(set(texts[1]))
 
 
-class Letters:
-    """A text stream in which token i is the letter i."""
-
-    def __init__(self, params: SamplingParams) -> None:
-        self.stop = params.stop
-        self.text = ""
-        self.taken = 0
-
-    def push(self, token_id: int, *, check_stop: bool = True) -> str | None:
-        self.text += chr(97 + token_id)
-        for stop in self.stop if check_stop else ():
-            if self.text.endswith(stop):
-                self.text = self.text.removesuffix(stop)
-                return stop
-        return None
-
-    def take(self, final: bool = False) -> str:
-        hold = 0 if final else max((len(s) - 1 for s in self.stop), default=0)
-        end = max(self.taken, len(self.text) - hold)
-        delta, self.taken = self.text[self.taken : end], end
-        return delta
-
-
 @pytest.mark.parametrize("drafts", [0, 1, 3, 8])
 @pytest.mark.parametrize("end", range(1, 20))
 def test_a_stop_string_over_two_tokens_cuts_everything_at_one_place(end, drafts):
@@ -666,5 +643,5 @@ def test_observed_tokens_are_the_committed_sequence():
     answer = ask(make_engine(target, drafter, prefill_chunk=2), PROMPT, greedy(20))
     sequence = [*PROMPT, *answer.token_ids]
     # Everything but the last emitted token has KV, and its successor was known when it was written.
-    pairs = zip(sequence, sequence[1:], strict=False)
+    pairs = pairwise(sequence)
     assert drafter.observed == dict(enumerate(pairs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -29,10 +30,16 @@ def make_engine(
     layout: LayoutKind = "compact",
     num_pages: int = 256,
     eos_ids: Iterable[int] = (EOS,),
+    prefix_cache: bool = True,
+    clock: Callable[[], float] = time.monotonic,
     **scheduler: int,
 ) -> Engine:
     config = EngineConfig(
-        cache=CacheConfig(page_size=target.page_size, num_tokens=num_pages * target.page_size),
+        cache=CacheConfig(
+            page_size=target.page_size,
+            num_tokens=num_pages * target.page_size,
+            prefix_cache=prefix_cache,
+        ),
         scheduler=SchedulerConfig(**{"max_num_reqs": 8, **scheduler}),
     )
     parts = StepParts(
@@ -45,7 +52,30 @@ def make_engine(
         layout=layout,
         eos_ids=frozenset(eos_ids),
     )
-    return Engine(parts, PagePool(num_pages + 1, target.page_size), config)
+    return Engine(parts, PagePool(num_pages + 1, target.page_size), config, clock=clock)
+
+
+class Letters:
+    """A text stream in which token i is the letter i."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.stop = params.stop
+        self.text = ""
+        self.taken = 0
+
+    def push(self, token_id: int, *, check_stop: bool = True) -> str | None:
+        self.text += chr(97 + token_id)
+        for stop in self.stop if check_stop else ():
+            if self.text.endswith(stop):
+                self.text = self.text.removesuffix(stop)
+                return stop
+        return None
+
+    def take(self, final: bool = False) -> str:
+        hold = 0 if final else max((len(s) - 1 for s in self.stop), default=0)
+        end = max(self.taken, len(self.text) - hold)
+        delta, self.taken = self.text[self.taken : end], end
+        return delta
 
 
 @dataclass

@@ -24,7 +24,10 @@ from emberline.sampling.keys import draw
 
 
 class PrefixTarget:
-    """Logits = a hash of the last `order` tokens and the position; KV holds the ids themselves."""
+    """Logits = a hash of the last `order` tokens; KV holds the ids themselves.
+
+    With a `window` it looks at no more tokens than that, and at every one of those.
+    """
 
     min_rows = 1
 
@@ -36,14 +39,17 @@ class PrefixTarget:
         page_size: int = 4,
         order: int = 3,
         scale: float = 3.0,
+        window: int | None = None,
     ) -> None:
+        assert window is None or window >= order
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.page_size = page_size
         self.order = order
         self.scale = scale
-        self.kv_spec = KVSpec(1, 1, 1)
+        self.kv_spec = KVSpec(1, 1, 1, window=window)
         self.slots = torch.full((num_slots,), -1, dtype=torch.int64)
+        self._rows: dict[tuple[int, ...], Tensor] = {}  # the last tokens -> logits
         self.num_rows_run: list[int] = []
         self.num_tokens_run: list[int] = []
         self.num_scored_run: list[int] = []
@@ -53,11 +59,18 @@ class PrefixTarget:
         """[V] float32 logits of the token after `prefix`."""
         if tuple(prefix) in self.overrides:
             return self.overrides[tuple(prefix)]
-        seed = 17
-        for token in prefix[-self.order :]:
-            seed = (seed * 1_000_003 + token + 1) % (2**31 - 1)
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(self.vocab_size, generator=generator) * self.scale
+        last = tuple(prefix[-self.order :])
+        if last not in self._rows:
+            seed = 17
+            for token in last:
+                seed = (seed * 1_000_003 + token + 1) % (2**31 - 1)
+            generator = torch.Generator().manual_seed(seed)
+            self._rows[last] = torch.randn(self.vocab_size, generator=generator) * self.scale
+        return self._rows[last]
+
+    def first_seen(self, position: int) -> int:
+        """The first position that the token at `position` looks at."""
+        return max(0, position + 1 - (self.kv_spec.window or position + 1))
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """The `count` tokens of plain greedy decoding."""
@@ -76,7 +89,7 @@ class PrefixTarget:
         rows = []
         for token in layout.token_of_scored.tolist():
             req, position = int(layout.req_of_token[token]), int(batch.positions[token])
-            at = torch.arange(position + 1)
+            at = torch.arange(self.first_seen(position), position + 1)
             page = batch.page_table[req, at // self.page_size]
             prefix = self.slots[page * self.page_size + at % self.page_size].tolist()
             assert page.min() > 0, "the scratch page was read"
@@ -94,11 +107,11 @@ class PrefixTarget:
 class PrefixDrafter:
     """Knows the target. At every `wrong_every`-th position it drafts something else on purpose.
 
-    Its confidence is 0.9, but 0.1 at every `doubt_every`-th position.
+    Its confidence is 0.9, but 0.1 at every `doubt_every`-th position. Its KV is the token ids, in
+    the same pages; with a `lookahead` of 1 the next token's id as well.
     """
 
     taps = (0,)
-    kv_spec = None
 
     def __init__(
         self,
@@ -107,14 +120,16 @@ class PrefixDrafter:
         wrong_every: int = 0,
         noise: float = 0.0,
         doubt_every: int = 0,
+        lookahead: int = 0,
     ) -> None:
         self.target = target
+        self.kv_spec = KVSpec(1, 1, 1, lookahead, target.kv_spec.window)
         self.max_draft_tokens = num_drafts
         self.wrong_every = wrong_every
         self.noise = noise
         self.doubt_every = doubt_every
         self.num_proposals = 0
-        self.slots = torch.full_like(target.slots, -1)  # its KV is token ids, in the same pages
+        self.slots = torch.full_like(target.slots, -1)
         self.observed: dict[int, tuple[int, int]] = {}  # position -> id, the next id
 
     def propose(self, context: DraftContext) -> DraftProposal:
@@ -124,9 +139,11 @@ class PrefixDrafter:
             position = int(context.positions[b])
             prefix = context.history[int(context.req_index[b]), : position + 1].tolist()
             assert prefix[-1] == int(context.anchors[b])
-            at, size = torch.arange(position), self.target.page_size
+            first, size = self.target.first_seen(position), self.target.page_size
+            at = torch.arange(first, position)
             page = context.page_table[b, at // size]
-            assert prefix[:-1] == self.slots[page * size + at % size].tolist(), "stale draft KV"
+            expected = self._kv(torch.tensor(prefix[first:-1]), torch.tensor(prefix[first + 1 :]))
+            assert torch.equal(self.slots[page * size + at % size], expected), "stale draft KV"
             row_ids, row_logits, row_confidence = [], [], []
             for k in range(context.num_drafts):
                 where = position + k + 1
@@ -157,10 +174,14 @@ class PrefixDrafter:
             confidence=torch.tensor(confidence),
         )
 
+    def _kv(self, token_ids: Tensor, following_ids: Tensor) -> Tensor:
+        return token_ids + following_ids * (1000 if self.kv_spec.lookahead else 0)
+
     def observe(self, committed: CommittedTokens) -> None:
         assert committed.taps is not None
         assert torch.equal(committed.taps[:, 0].long(), committed.token_ids)
-        self.slots[committed.slot_mapping] = committed.token_ids
+        kv = self._kv(committed.token_ids, committed.following_ids)
+        self.slots[committed.slot_mapping] = kv
         for position, token, after in zip(
             committed.positions.tolist(),
             committed.token_ids.tolist(),
