@@ -42,6 +42,10 @@ class Draws(Protocol):
         """Draw one id a row from softmax(logits). [N, V] -> [N] int64."""
         ...
 
+    def proportional(self, weights: Tensor, keys: DrawKeys) -> Tensor:
+        """Draw one id a row with chances in proportion to weights >= 0. [N, V] -> [N] int64."""
+        ...
+
     def coin(self, probs: Tensor, keys: DrawKeys) -> Tensor:
         """True with the given probability. [N] -> [N] bool."""
         ...

@@ -181,6 +181,9 @@ class RecordingDraws:
         self.seen.append((logits.clone(), keys, ids.clone()))
         return ids
 
+    def proportional(self, weights: torch.Tensor, keys: DrawKeys) -> torch.Tensor:
+        raise AssertionError("a drafter draws through `draw`")
+
     def coin(self, probs: torch.Tensor, keys: DrawKeys) -> torch.Tensor:
         raise AssertionError("a drafter accepts nothing")
 

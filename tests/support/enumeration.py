@@ -72,9 +72,11 @@ class EnumeratingDraws:
         self.branches = branches
 
     def categorical(self, logits: Tensor, keys: DrawKeys) -> Tensor:
+        return self.proportional(logits.double().softmax(-1), keys)
+
+    def proportional(self, weights: Tensor, keys: DrawKeys) -> Tensor:
         ids = []
-        weights = logits.double().softmax(-1).tolist()
-        for row, key, branch in zip(weights, _names(keys), self._of(keys), strict=True):
+        for row, key, branch in zip(weights.tolist(), _names(keys), self._of(keys), strict=True):
             known = branch.noise.get(key, TRIANGLE)
             parts = [_where_wins(known, row, i) for i in range(3)]  # type: ignore[arg-type]
             areas = [_area(part) for part in parts]

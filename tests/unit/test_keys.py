@@ -38,6 +38,9 @@ class NoDraws:
     def categorical(self, logits: Tensor, keys: DrawKeys) -> Tensor:
         raise AssertionError("noise was asked for")
 
+    def proportional(self, weights: Tensor, keys: DrawKeys) -> Tensor:
+        raise AssertionError("noise was asked for")
+
     def coin(self, probs: Tensor, keys: DrawKeys) -> Tensor:
         raise AssertionError("noise was asked for")
 

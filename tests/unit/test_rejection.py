@@ -121,8 +121,9 @@ def reference(world: World, draws: Draws) -> list[tuple[int, int]]:
                 odds = (p[draft] / q[draft]).clamp(max=1)[None]
                 stands = bool(draws.coin(odds, key(entry, Purpose.ACCEPT)))
                 left = (p - q).clamp(min=0)
-                token = draft if stands else sample(left.log(), entry, Purpose.RECOVER)
+                token = draft
                 if not stands:
+                    token = int(draws.proportional(left[None], key(entry, Purpose.RECOVER)))
                     return [*out, (token, index)]
         else:
             token = int(logits.argmax())
@@ -215,6 +216,9 @@ class NoDraws:
     def categorical(self, logits: Tensor, keys: DrawKeys) -> Tensor:
         raise AssertionError("noise was asked for")
 
+    def proportional(self, weights: Tensor, keys: DrawKeys) -> Tensor:
+        raise AssertionError("noise was asked for")
+
     def coin(self, probs: Tensor, keys: DrawKeys) -> Tensor:
         raise AssertionError("noise was asked for")
 
@@ -236,6 +240,9 @@ class Recorder:
         self._note(keys)
         self.laws += list(logits.softmax(-1))
         return logits.argmax(-1)
+
+    def proportional(self, weights: Tensor, keys: DrawKeys) -> Tensor:
+        return self.categorical(weights.log(), keys)
 
     def coin(self, probs: Tensor, keys: DrawKeys) -> Tensor:
         self._note(keys)

@@ -102,6 +102,14 @@ class KeyedDraws:
             ids[rows] = pick(logits[rows], select_keys(keys, rows))
         return ids
 
+    def proportional(self, weights: Tensor, keys: DrawKeys) -> Tensor:
+        """Draw one id a row with chances in proportion to its weight. [N, V] -> [N] int64.
+
+        Weights are at least 0; an id of weight 0 is never drawn, unless the whole row is 0 (then
+        id 0).
+        """
+        return _locate_ids(weights, uniforms(keys))
+
     def coin(self, probs: Tensor, keys: DrawKeys) -> Tensor:
         """True with the given probability (never at 0, always from 1 on). [N] -> [N] bool."""
         return uniforms(keys) < probs.double()
@@ -119,28 +127,32 @@ def _by_noise(logits: Tensor, keys: DrawKeys) -> Tensor:
 
 
 def _by_inverse(logits: Tensor, keys: DrawKeys) -> Tensor:
-    """The id at a uniform point of the cumulative distribution. [N, V] -> [N] int64.
-
-    First the block of columns, then the column in it: running sums are taken over a few hundred
-    numbers only, in float64, so no rounding adds up along the vocabulary.
-    """
+    """The id at a uniform point of the cumulative distribution. [N, V] -> [N] int64."""
     num_rows, vocab = logits.shape
     step = max(1, 8 * _CPU_WORDS // vocab) if logits.device.type == "cpu" else max(1, num_rows)
+    wide = None if logits.dtype == torch.float64 else torch.float32
     points = uniforms(keys)
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     for lo in range(0, num_rows, step):
         part = slice(lo, lo + step)
-        wide = None if logits.dtype == torch.float64 else torch.float32
         # A row without a finite logit is NaN here: no weight, id 0.
-        weights = logits[part].softmax(-1, dtype=wide)
-        if tail := -vocab % _BLOCK:
-            weights = torch.nn.functional.pad(weights, (0, tail))
-        weights = weights.view(len(weights), -1, _BLOCK)
-        block, rest = _locate(weights.sum(-1), points[part])
-        chosen = weights[torch.arange(len(block), device=block.device), block]
-        column, _ = _locate(chosen, rest)
-        ids[part] = block * _BLOCK + column
+        ids[part] = _locate_ids(logits[part].softmax(-1, dtype=wide), points[part])
     return ids
+
+
+def _locate_ids(weights: Tensor, points: Tensor) -> Tensor:
+    """The ids at `points` of [0, 1) on weights laid end to end. [N, V], [N] -> [N] int64.
+
+    First the block of columns, then the column in it: running sums are taken over a few hundred
+    numbers only, in float64, so no rounding adds up along the vocabulary.
+    """
+    if tail := -weights.shape[-1] % _BLOCK:
+        weights = torch.nn.functional.pad(weights, (0, tail))
+    blocks = weights.view(len(weights), -1, _BLOCK)
+    block, rest = _locate(blocks.sum(-1), points)
+    chosen = blocks[torch.arange(len(block), device=block.device), block]
+    column, _ = _locate(chosen, rest)
+    return block * _BLOCK + column
 
 
 def _locate(weights: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:

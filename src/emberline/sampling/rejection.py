@@ -196,22 +196,28 @@ def _recovered_or_bonus(
     """[M] the last token of requests `reqs` [M]: recovered after a rejection, else the bonus."""
     rows = windows.rows[reqs, num_accepted]
     rejected = windows.has_draft[reqs, num_accepted]
-    logits = _take(processed, rows)
+    positions = windows.positions[reqs, num_accepted]
+    final = torch.empty_like(reqs)
     if bool(rejected.any()):
-        r_reqs, entry = reqs[rejected], num_accepted[rejected]
-        p = _probs(logits[rejected])
+        at, entry = reqs[rejected], num_accepted[rejected]
+        p = _probs(processed[rows[rejected]])
         if draft_logits is None:
-            x = windows.draft_ids[r_reqs, entry]
-            residual = p.scatter(-1, x[:, None], 0.0)
+            residual = p.scatter(-1, windows.draft_ids[at, entry, None], 0.0)
         else:
-            residual = (p - _probs(draft_logits[r_reqs, entry]).to(p.dtype)).clamp_min_(0)
+            residual = (p - _probs(draft_logits[at, entry]).to(p.dtype)).clamp_min_(0)
         # Where p and q agree to the last bit a rejection is a rounding accident: p is the answer.
-        gone = residual.amax(-1, keepdim=True) <= 0
-        logits = logits.clone()
-        logits[rejected] = torch.where(gone, p, residual).log_()
-    purposes = torch.where(rejected, int(Purpose.RECOVER), int(Purpose.BONUS))
-    keys = DrawKeys(seeds[reqs], windows.positions[reqs, num_accepted], purposes)
-    return draws.categorical(logits, keys)
+        gone = residual.amax(-1) <= 0
+        if bool(gone.any()):
+            residual[gone] = p[gone]
+        purpose = torch.full_like(at, int(Purpose.RECOVER))
+        keys = DrawKeys(seeds[at], positions[rejected], purpose)
+        final[rejected] = draws.proportional(residual, keys)
+    stood = ~rejected
+    if bool(stood.any()):
+        purpose = torch.full_like(reqs[stood], int(Purpose.BONUS))
+        keys = DrawKeys(seeds[reqs[stood]], positions[stood], purpose)
+        final[stood] = draws.categorical(_take(processed, rows[stood]), keys)
+    return final
 
 
 def _verdict(windows: _Windows, num_accepted: Tensor, final: Tensor) -> Verdict:
