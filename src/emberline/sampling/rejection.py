@@ -165,23 +165,25 @@ def _coins(
         req = (alive & drafted[:, entry]).nonzero().squeeze(-1)
         if not len(req):
             break
-        ids = windows.draft_ids[req, entry, None]
-        q = None if draft_logits is None else draft_logits[req, entry]
-        ratio = _ratios(processed[windows.rows[req, entry]], q, ids)
+        ids = windows.draft_ids[req, entry]
+        ratio = p_x = _probs_of(processed, windows.rows[req, entry], ids)
+        if draft_logits is not None:
+            q_x = _probs_of(draft_logits[:, entry], req, ids).to(p_x.dtype)
+            # q(x) is 0 only if it underflowed: x was drawn, so p(x) >= q(x) unless p(x) did too.
+            ratio = torch.where(q_x > 0, p_x / q_x, (p_x > 0).to(p_x.dtype))
         keys = _keys(windows, seeds, req, torch.full_like(req, entry), Purpose.ACCEPT)
-        stands[req, entry] = draws.coin(ratio, keys)
+        stands[req, entry] = draws.coin(ratio.clamp_max(1), keys)
         alive = alive & stands[:, entry]
     return stands
 
 
-def _ratios(p_logits: Tensor, q_logits: Tensor | None, ids: Tensor) -> Tensor:
-    """min(1, p(x) / q(x)) of one id a row. [N, V], [N, V], [N, 1] -> [N]."""
-    p_x = _probs(p_logits).gather(-1, ids).squeeze(-1)
-    if q_logits is None:
-        return p_x.clamp_max(1)
-    q_x = _probs(q_logits).gather(-1, ids).squeeze(-1).to(p_x.dtype)
-    # q(x) is 0 only if it underflowed: x was drawn, so p(x) >= q(x) unless p(x) did too.
-    return torch.where(q_x > 0, p_x / q_x, (p_x > 0).to(p_x.dtype)).clamp_max(1)
+def _probs_of(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """Probability of one id a row under softmax(logits[rows]). [Q, V], [N], [N] -> [N]."""
+    if logits.device.type != "cpu":
+        return _probs(logits[rows]).gather(-1, ids[:, None]).squeeze(-1)
+    # One row at a time stays in the core's cache, and copies none: half the time.
+    pairs = zip(rows.tolist(), ids.tolist(), strict=True)
+    return torch.stack([_probs(logits[row])[token_id] for row, token_id in pairs])
 
 
 def _recovered_or_bonus(
