@@ -36,7 +36,6 @@ import prompts as prompt_sets
 import record
 from server_footprint import wait_for_answer
 
-FIRST_PORT = 8130
 SCHEDULED = "scheduled"
 POLICIES: dict[str, list[str]] = {
     "no draft": ["--draft", "none"],
@@ -161,6 +160,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--threads", type=int, help="of each server; default: all cores but one")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--port", type=int, default=8130, help="of the first server")
     parser.add_argument("--out", default="serving", help="name of the results file")
     parser.add_argument("--plot", type=Path, help="picture of the figures")
     args = parser.parse_args()
@@ -173,7 +173,7 @@ def main() -> None:
     summaries: dict[tuple[int, str], list[LevelSummary]] = {}
     with ExitStack() as stack:
         arms = [
-            start(stack, name, FIRST_PORT + index, options)
+            start(stack, name, args.port + index, options)
             for index, name in enumerate(args.policies)
         ]
         info = {arm.name: httpx.get(f"{arm.url}/server_info").json() for arm in arms}
@@ -185,13 +185,15 @@ def main() -> None:
         with Progress(console=Console(stderr=True)) as bar:
             for count, arm in bar.track(runs, description="levels"):
                 summary = run_level(arm, count, prompts, args)
+                speed = summary.output_tokens_per_second
+                bar.console.print(f"{count:3} in flight, {arm.name}: {speed:.1f} tokens/s")
                 summaries.setdefault((count, arm.name), []).append(summary)
     levels = {
         str(count): {name: combine(summaries[count, name]) for name in args.policies}
         for count in args.concurrency
     }
-    table = Table("in flight", *args.policies, "over best", "over verify_all")
     compared = ratios(levels)
+    table = Table("in flight", *args.policies, "over best", "over verify_all")
     for level, rows in levels.items():
         table.add_row(
             level,
