@@ -408,6 +408,18 @@ def test_a_prompt_that_broke_leaves_nothing_in_the_cache(chunk):
     assert answer.token_ids == target.greedy(PROMPT, 12)
 
 
+@pytest.mark.parametrize("chunk", [5, 15, 512])
+def test_a_prompt_that_is_only_scored_is_found_broken_too(chunk):
+    """Whatever its chunks are: logits of its last token score nothing, but its page may be kept."""
+    target = PrefixTarget()
+    engine = make_engine(target, prefill_chunk=chunk)
+    target.overrides[tuple(PROMPT[:16])] = NAN
+    answer = ask(engine, PROMPT[:16], SamplingParams(max_tokens=0, prompt_logprobs=0))
+    assert answer.last.finish_reason is FinishReason.ERROR
+    # Pages before the one with the broken token may have been found sound by a step of their own.
+    assert ask(engine, PROMPT, greedy()).last.num_cached_tokens in (0, 12)
+
+
 def test_an_answer_that_broke_keeps_its_prompt_only():
     target = PrefixTarget()
     path = target.greedy(PROMPT, 12)

@@ -204,7 +204,8 @@ class Scheduler:
         samples = reaches_end and state.num_remaining > 0
         decodes = samples and num_known == 1 and state.num_output > 0
         drafts = self.max_draft_tokens if decodes and state.params.speculate else 0
-        num_scored = int(samples)
+        # At its end a sequence gets logits even if nothing is drawn: they say whether it is sound.
+        num_scored = int(reaches_end)
         if state.scores_prompt:
             end = state.num_computed + num_known
             num_scored = max(num_scored, min(num_known, end - first_scored))
