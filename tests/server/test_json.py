@@ -1,16 +1,13 @@
-"""Long answers are written in slices, away from the loop, and are the same text as in one go."""
+"""Long answers are written in slices, and are the same text as in one go."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emberline.server.off_loop import LONG_WORK, off_loop
 from emberline.server.stream import dump_json, dump_long_json
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -35,12 +32,3 @@ def test_what_is_no_json_number_is_not_written(dump: object, number: float) -> N
     for data in (number, [0.0] * 100 + [number], {"choices": [{"logprobs": [number]}]}):
         with pytest.raises(ValueError, match="not JSON compliant"):
             dump(data)  # type: ignore[operator]
-
-
-def test_long_work_leaves_the_loop() -> None:
-    async def work() -> None:
-        here = threading.get_ident()
-        assert await off_loop(LONG_WORK, threading.get_ident) == here
-        assert await off_loop(LONG_WORK + 1, threading.get_ident) != here
-
-    asyncio.run(work())

@@ -17,7 +17,6 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 
 from emberline.engine.output_stream import merge_outputs, num_records
-from emberline.server.off_loop import LONG_WORK, off_loop
 from emberline.server.protocol import StreamOptions
 from emberline.server.records import Json, Ledger
 from emberline.server.service import Service
@@ -30,6 +29,7 @@ from emberline.server.stream import (
     dump_json,
     dump_long_json,
 )
+from emberline.server.turns import LONG_WORK, off_loop
 from emberline.types import Request, RequestOutput
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -18,10 +18,10 @@ from starlette.types import Receive
 from emberline.engine.async_engine import AsyncEngine
 from emberline.server.errors import ApiError
 from emberline.server.metrics import ServerMetrics
-from emberline.server.off_loop import off_loop
 from emberline.server.prompts import PromptEncoder
 from emberline.server.protocol import AnyBody, parse_body
 from emberline.server.stream import Outputs, run_requests
+from emberline.server.turns import Turnstile, off_loop
 from emberline.types import InvalidRequest, Request
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -39,6 +39,7 @@ class Service:
     name: str
     created: int  # Unix seconds
     request_timeout: float | None = None  # seconds; None = no limit
+    turnstile: Turnstile = field(default_factory=Turnstile)
 
     async def read(self, kind: type[AnyBody], http: HttpRequest) -> AnyBody:
         """The validated body of a call for this model.
@@ -48,6 +49,7 @@ class Service:
             EngineStopped: the engine takes no more requests.
         """
         content = await _read_bytes(http)
+        await self.turnstile.turn()
         self.engine.check_open()
         body = await off_loop(len(content) // BYTES_PARSED, partial(parse_body, kind, content))
         model = getattr(body, "model", None)
