@@ -242,3 +242,21 @@ def test_it_runs_out_of_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert policies["verify_all"]["num_users"] == [4, 256]
     assert policies["verify_all"]["stops_paying"] == 256
     assert written["costs"]["bandwidth"] == 4.8e12
+
+
+STAIRS = StepCosts(
+    target=((1, 1, 1.0), (1, 16, 1.0), (1, 17, 1.3), (1, 32, 1.3), (1, 33, 1.6), (1, 48, 1.6),
+            (1, 49, 1.9), (1, 80, 2.2)),
+    draft=((1, 1, 0.05), (1, 4, 0.1)),
+)  # fmt: skip
+"""Steps are padded to 16 tokens, and plain decoding of 16 fills one."""
+
+
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_a_load_at_the_edge_of_a_bucket_costs_no_more_than_probes(
+    kind: type[CausalGreedy],
+) -> None:
+    plain = run(no_draft, STAIRS, 16, 320)
+    point = run(planned(kind(STAIRS)), STAIRS, 16, 320, warm_up=40)
+    # One request in PROBE_EVERY steps drafts a whole block, for a tenth of a step's time.
+    assert point.tokens_per_second >= plain.tokens_per_second * (1 - 0.1 / PROBE_EVERY) - 1e-9

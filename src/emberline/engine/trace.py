@@ -116,7 +116,8 @@ def _line(trace: RequestTrace) -> str:
             ],
             "num_verified": [block.num_verified for block in trace.blocks],
             "num_accepted": [block.num_accepted for block in trace.blocks],
-        }
+        },
+        separators=(",", ":"),
     )
 
 

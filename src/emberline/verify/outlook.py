@@ -11,7 +11,7 @@ its device knows it in time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,9 @@ from emberline.verify.step_cost import StepCosts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+BudgetRule = Callable[[Floats], int]
+"""From tokens a second by budget ([N + 1], entry m with m drafts) to the budget."""
 
 LAG = 2
 """How many steps old the confidences are that an expectation rests on."""
@@ -114,9 +117,10 @@ class Outlook:
             values[req, : len(known)] = known
         return Confidences(values, np.array(shape.draft_limits))
 
-    def depths(self, shape: StepShape, costs: StepCosts) -> tuple[int, ...]:
+    def depths(self, shape: StepShape, costs: StepCosts, rule: BudgetRule) -> tuple[int, ...]:
         """[B] drafts to draw: the one depth for all at which the most tokens a second come.
 
+        With the budget that `rule` will give: what it would not verify is not worth drawing.
         Where that depth is 0 nobody drafts, but for a probe now and then: confidences come only
         from drafts, and what was true of other requests may not be of these.
         """
@@ -124,10 +128,10 @@ class Outlook:
             self._push({})
             return shape.draft_limits
         ranked = self.expected(shape).ranked()
-        best = [
-            tokens_per_second(ranked.within(depth), limit_depth(shape, depth), costs).max()
-            for depth in range(max(shape.draft_limits) + 1)
-        ]
+        best = []
+        for depth in range(max(shape.draft_limits) + 1):
+            theta = tokens_per_second(ranked.within(depth), limit_depth(shape, depth), costs)
+            best.append(theta[rule(theta)])
         # A deeper block at no cost is welcome: what is drawn can still be left unverified.
         depth = int(np.flatnonzero(np.array(best) == max(best))[-1])
         if depth:
@@ -167,6 +171,17 @@ class Outlook:
         self._num_seen[seen] += 1
         rate = np.maximum(1 / self._num_seen[seen], LEAST_WEIGHT)
         self._mean[seen] += rate * (total[seen] / weight[seen] - self._mean[seen])
+
+
+def first_decline(theta: Floats) -> int:
+    """The budget before the first one that brings less than it: DSpark, Algorithm 1."""
+    declines = np.diff(theta) < 0
+    return int(declines.argmax()) if declines.any() else len(declines)
+
+
+def highest(theta: Floats) -> int:
+    """The best of all budgets, the smallest of equals."""
+    return int(theta.argmax())
 
 
 def limit_depth(shape: StepShape, depth: int) -> StepShape:

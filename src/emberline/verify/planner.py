@@ -15,12 +15,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from emberline.batch import Admission, DraftProposal, StepShape
-from emberline.verify.outlook import Confidences, Outlook, Ranked, tokens_per_second
+from emberline.verify.outlook import (
+    Confidences,
+    Outlook,
+    Ranked,
+    first_decline,
+    highest,
+    tokens_per_second,
+)
 from emberline.verify.step_cost import StepCosts
 
 
@@ -98,7 +104,8 @@ class CausalGreedy:
     Drafts enter one by one, the likeliest of all requests first, and the first one that would
     lower Theta (`outlook.tokens_per_second`) ends it: DSpark, Algorithm 1. How deep blocks are
     drawn, and whether at all, is the `Outlook`'s to say. Without confidences every draft is
-    verified.
+    verified. Where costs rise in steps (padded graphs), it stops before each of them: `LaggedTopK`
+    looks across.
 
     Does not look at the token it admits: survival falls along a block, so whether k is in reads
     confidences up to k of its own block (computed before k is drawn) and those of other requests,
@@ -113,7 +120,7 @@ class CausalGreedy:
 
     def depths(self, shape: StepShape) -> tuple[int, ...]:
         """The depth that the outlook favours."""
-        return self._outlook.depths(shape, self._costs)
+        return self._outlook.depths(shape, self._costs, first_decline)
 
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         """By current survival, up to the first decline."""
@@ -122,8 +129,7 @@ class CausalGreedy:
         now = Confidences.of(proposal)
         self._outlook.note(shape, now)
         ranked = now.ranked()
-        declines = np.diff(tokens_per_second(ranked, shape, self._costs)) < 0
-        budget = int(declines.argmax()) if declines.any() else len(declines)
+        budget = first_decline(tokens_per_second(ranked, shape, self._costs))
         return _allocation(ranked, budget, proposal)
 
 
@@ -147,7 +153,7 @@ class LaggedTopK:
 
     def depths(self, shape: StepShape) -> tuple[int, ...]:
         """The depth that the outlook favours."""
-        return self._outlook.depths(shape, self._costs)
+        return self._outlook.depths(shape, self._costs, highest)
 
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         """The expected best budget, by current survival."""
@@ -155,7 +161,7 @@ class LaggedTopK:
             return _admission(proposal.num_drafted)
         # How many drafts there are may depend on them: the budget looks at what was asked for.
         expected = self._outlook.expected(shape).ranked()
-        budget = int(tokens_per_second(expected, shape, self._costs).argmax())
+        budget = highest(tokens_per_second(expected, shape, self._costs))
         now = Confidences.of(proposal)
         self._outlook.note(shape, now)
         return _allocation(now.ranked(), budget, proposal)
