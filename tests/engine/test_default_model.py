@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 
@@ -31,14 +32,29 @@ def loaded(dtype: str) -> LLM:
     return LLM(config=EngineConfig(dtype=dtype), progress=False)  # type: ignore[arg-type]
 
 
-def variant(dtype: str, *, layout="compact", planner=None, chunk=512, drafts=True) -> LLM:
+def variant(
+    dtype: str,
+    *,
+    layout="compact",
+    planner=None,
+    chunk=512,
+    drafts=True,
+    num_reqs=16,
+    num_pages=None,
+    prefix_cache=True,
+) -> LLM:
     """The same weights under other settings."""
     base = loaded(dtype)
     parts = replace(base.engine.parts, layout=layout, planner=planner or VerifyAll())
     if not drafts:
         parts = replace(parts, drafter=None)
-    config = replace(base.engine.config, scheduler=SchedulerConfig(prefill_chunk=chunk))
-    pool = PagePool(base.engine.config.cache.num_tokens // parts.page_size + 1, parts.page_size)
+    config = replace(
+        base.engine.config,
+        scheduler=SchedulerConfig(prefill_chunk=chunk, max_num_reqs=num_reqs),
+        cache=replace(base.engine.config.cache, prefix_cache=prefix_cache),
+    )
+    num_pages = num_pages or base.engine.config.cache.num_tokens // parts.page_size
+    pool = PagePool(num_pages + 1, parts.page_size)
     llm = LLM.__new__(LLM)
     llm.__dict__.update(base.__dict__)
     llm.engine = Engine(parts, pool, config, base.engine.info)
@@ -87,6 +103,34 @@ def test_draft_layout_trimming_chunks_and_batch_change_no_bit(
             tolerance = 1e-4 if dtype == "float32" else 0.1  # the dtype's own noise
             for a, b in zip(answer.logprobs, expected.logprobs, strict=True):
                 assert a.logprob == pytest.approx(b.logprob, abs=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_order_batch_size_cache_and_preemption_change_no_bit(dtype):
+    """Greedy and seeded requests that share prefixes, in several orders and batches."""
+    bare = variant(dtype, drafts=False, prefix_cache=False)
+    rhyme = QUESTIONS[3] + "Make it rhyme."
+    tasks = [
+        (
+            bare.chat_ids([{"role": "user", "content": text}]),
+            SamplingParams(temperature=(0, 0.9)[i % 2], seed=i, max_tokens=10 + i, logprobs=2),
+        )
+        for i, text in enumerate([QUESTIONS[0], QUESTIONS[3], rhyme, QUESTIONS[0], QUESTIONS[1]])
+    ]
+    expected = [bare.generate([ids], params)[0][0] for ids, params in tasks]
+    for seed, num_reqs, num_pages in ((0, 2, None), (2, 8, 13)):
+        llm = variant(
+            dtype, planner=Threshold(0.5), chunk=48, num_reqs=num_reqs, num_pages=num_pages
+        )
+        order = random.Random(seed).sample(range(5), 5)
+        got = llm.generate([tasks[i][0] for i in order], [tasks[i][1] for i in order])
+        snapshot = llm.engine.snapshot()
+        assert snapshot.prefix_hit_tokens > 0
+        assert (snapshot.num_preemptions > 0) == (num_pages is not None)
+        for i, (answer,) in zip(order, got, strict=True):
+            assert answer.token_ids == expected[i].token_ids
+            if llm.engine.info["bitwise"]:
+                assert answer.logprobs == expected[i].logprobs
 
 
 def test_trimming_really_trims():

@@ -576,6 +576,6 @@ def test_a_drafter_that_sees_all_keeps_all():
     class Whole(ConstantDrafter):
         kv_spec = PrefixTarget().kv_spec
 
-    engine = make_engine(target, Whole(), num_pages=9)
+    engine = make_engine(target, Whole(), num_pages=9, prefill_chunk=8)
     with pytest.raises(InvalidRequest, match="KV cache of 36"):
         engine.add(Request("r", tuple(PROMPT), greedy(20)))
