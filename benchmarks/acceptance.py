@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from emberline.config import EngineConfig, SchedulerConfig
+from emberline.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from emberline.llm import LLM
 from emberline.types import SamplingParams
 
@@ -58,7 +58,11 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     args = parser.parse_args()
     sets = prompt_sets.load(args.prompts, args.limit)
-    config = EngineConfig(dtype=args.dtype, scheduler=SchedulerConfig(max_num_reqs=8))
+    config = EngineConfig(
+        dtype=args.dtype,
+        scheduler=SchedulerConfig(max_num_reqs=8),
+        speculation=SpeculationConfig(planner="verify_all"),
+    )
     llm = LLM(args.model, args.draft, config)
     figures: dict[str, object] = {"info": llm.engine.info, "tokens": args.tokens}
     table = Table("T", "set", "acceptance length", "conditional acceptance by position")
