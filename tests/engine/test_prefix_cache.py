@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import permutations
 
@@ -53,6 +53,14 @@ def solo(prompt: tuple[int, ...], count: int, **options: int) -> Answer:
     """What a greedy request says by itself, with nothing cached and no drafts."""
     engine = make_engine(PrefixTarget(), prefix_cache=False)
     return ask(engine, prompt, greedy(count, **options))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget() -> Iterator[None]:
+    """Other tests count what is alive."""
+    yield
+    solo.cache_clear()
+    mixed_alone.cache_clear()
 
 
 DRAFTERS: dict[str, Callable[[PrefixTarget], Drafter | None]] = {
