@@ -31,7 +31,7 @@ class TextStream(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestState:
     """One request from admission to its end."""
 
