@@ -7,11 +7,12 @@ import gc
 import itertools
 import socket
 import threading
+import time
 
 from emberline.engine.async_engine import AsyncEngine
 from emberline.engine.detokenizer import TokenText
 from emberline.server.run import make_server
-from emberline.server.turns import LONG_WORK, Turnstile, off_loop
+from emberline.server.turns import LONG_WORK, NUM_THREADS, Turnstile, bound_threads, off_loop
 
 from support.engines import make_engine
 from support.serving import NAME, SayingTarget, make_tokenizer
@@ -22,6 +23,17 @@ def test_long_work_leaves_the_loop() -> None:
         here = threading.get_ident()
         assert await off_loop(LONG_WORK, threading.get_ident) == here
         assert await off_loop(LONG_WORK + 1, threading.get_ident) != here
+
+    asyncio.run(work())
+
+
+def test_threads_of_long_work_are_few() -> None:
+    async def work() -> None:
+        bound_threads()
+        waits = [off_loop(LONG_WORK + 1, lambda: time.sleep(0.01)) for _ in range(10)]
+        await asyncio.gather(*waits)
+        names = [thread.name for thread in threading.enumerate()]
+        assert sum(name.startswith("emberline-long-work") for name in names) == NUM_THREADS
 
     asyncio.run(work())
 
