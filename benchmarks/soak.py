@@ -50,7 +50,7 @@ OPTIONS = {
 }
 HEALTH_LIMIT_MS = 100.0
 MEMORY_LIMIT = 1.05
-WARM_UP_SECONDS = 15.0
+WARM_UP_SECONDS = 60.0  # oneDNN keeps a kernel for each number of rows it meets, half a MiB apiece
 DRAIN_SECONDS = 4.0
 
 

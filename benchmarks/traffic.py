@@ -239,7 +239,7 @@ async def run_clients(
             if outcome.status == ENDING or outcome.fault == GONE:
                 return
             if outcome.status == FULL:
-                await asyncio.sleep(dice.uniform(0.1, 1.0))
+                await asyncio.sleep(dice.uniform(1.0, 3.0))
 
     await asyncio.gather(*(client(i) for i in range(num_clients)))
     return report

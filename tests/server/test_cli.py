@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -114,6 +115,7 @@ def test_serve_says_where_answers_and_ends_on_sigterm(folder: Path) -> None:
                     break
                 except httpx.ConnectError:
                     assert attempt < 199
+                    time.sleep(0.05)
             body = {"model": "small", "prompt": "Hello", "max_tokens": 5, "logprobs": 1}
             answer = http.post("/v1/completions", json=body).json()
         assert len(answer["choices"][0]["logprobs"]["tokens"]) <= 5

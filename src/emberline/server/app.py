@@ -28,6 +28,7 @@ from emberline.server.records import Json
 from emberline.server.service import Service
 from emberline.server.stream import Answer
 from emberline.server.tokens import detokenize, tokenize, tokenizer_info
+from emberline.server.turns import bound_threads
 from emberline.types import MAX_TIMEOUT
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        bound_threads()
         yield
         engine.shutdown()
 

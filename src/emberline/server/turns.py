@@ -7,11 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 LONG_WORK = 4096  # characters or records; from here on a thread costs less than the wait
 
+NUM_THREADS = 2
+"""Of long work: one may tokenise, which needs no interpreter, while another writes an answer. Each
+more would only take the interpreter from the engine, whose steps everybody waits for."""
+
 Result = TypeVar("Result")
+
+
+def bound_threads() -> None:
+    """Let the running loop use that many threads for long work."""
+    threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="emberline-long-work")
+    asyncio.get_running_loop().set_default_executor(threads)
 
 
 async def off_loop(size: int, work: Callable[[], Result]) -> Result:
