@@ -19,7 +19,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         wrong_every=3,
         num_pages=300,
         max_num_reqs=6,
-        max_queue=24,
+        max_queue=64,
         options={"slow_reader_timeout": 1.0},
     ) as running:
         yield running
