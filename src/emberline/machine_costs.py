@@ -60,6 +60,7 @@ def costs_for(
     if kept is not None:
         console.print(f"Step costs: from {path}", markup=False)
         return kept.costs
+    console.print("Measuring the costs of this machine's steps, once", markup=False)
     began = time.monotonic()
     profile = measure(engine, model, draft, progress=progress)
     took = f"Step costs: measured in {time.monotonic() - began:.1f} s"

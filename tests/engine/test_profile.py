@@ -289,7 +289,9 @@ def test_costs_are_measured_once(home: Path, capsys: pytest.CaptureFixture[str])
     (path,) = home.rglob("*.json")
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("Step costs: measured in ")
+    first, second = said.err.splitlines()
+    assert first == "Measuring the costs of this machine's steps, once"
+    assert second.startswith("Step costs: measured in ")
     assert said.err.endswith(f" s, kept in {path}\n")
     assert costs_of(golden()) == first
     assert capsys.readouterr().err == f"Step costs: from {path}\n"
@@ -335,7 +337,7 @@ def test_a_damaged_file_is_measured_anew(
     path.write_text(damage)
     capsys.readouterr()
     costs = costs_of(golden())
-    assert capsys.readouterr().err.startswith("Step costs: measured in ")
+    assert "Step costs: measured in " in capsys.readouterr().err
     assert load_costs(path) == costs
 
 

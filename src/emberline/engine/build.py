@@ -110,7 +110,7 @@ def build_engine(
     facts = info(parts, pool, config, dtype, name, draft) | exactness(target, pool)
     facts["calibrated"] = calibration is not None
     engine = Engine(parts, pool, config, facts)
-    planner = resolve_planner(config.speculation, drafter)
+    planner = resolve_planner(config, drafter)
     engine.use_planner(make_planner(planner, config.speculation, engine, find_costs), planner)
     return engine
 
@@ -161,12 +161,17 @@ def find_calibration(draft: Path, wanted: str | None) -> Calibration | None:
     return draft_calibration(draft, None if wanted is None else Path(wanted))
 
 
-def resolve_planner(settings: SpeculationConfig, drafter: Drafter | None) -> PlannerName:
-    """The planner's name: "auto" schedules by cost where there are confidences to go by."""
-    if settings.planner != "auto":
-        return settings.planner
-    scheduled = isinstance(drafter, DSparkDrafter) and drafter.has_confidence
-    return "causal_greedy" if scheduled else "verify_all"
+def resolve_planner(config: EngineConfig, drafter: Drafter | None) -> PlannerName:
+    """The planner's name.
+
+    "auto" schedules by cost where there are confidences to go by and requests to share a step. One
+    alone has its few drafts verified nearly for free: not worth measuring a machine for.
+    """
+    if config.speculation.planner != "auto":
+        return config.speculation.planner
+    has_confidence = isinstance(drafter, DSparkDrafter) and drafter.has_confidence
+    shared = config.scheduler.max_num_reqs > 1
+    return "causal_greedy" if has_confidence and shared else "verify_all"
 
 
 def make_planner(
