@@ -289,9 +289,9 @@ def test_costs_are_measured_once(home: Path, capsys: pytest.CaptureFixture[str])
     (path,) = home.rglob("*.json")
     said = capsys.readouterr()
     assert said.out == ""
-    first, second = said.err.splitlines()
-    assert first == "Measuring the costs of this machine's steps, once"
-    assert second.startswith("Step costs: measured in ")
+    before, after = said.err.splitlines()
+    assert before == "Measuring the costs of this machine's steps, once"
+    assert after.startswith("Step costs: measured in ")
     assert said.err.endswith(f" s, kept in {path}\n")
     assert costs_of(golden()) == first
     assert capsys.readouterr().err == f"Step costs: from {path}\n"
@@ -348,7 +348,7 @@ def test_a_home_that_cannot_be_written_is_no_failure(
     assert costs_of(golden()).target
     said = capsys.readouterr().err
     assert f"not kept: {home / 'step-costs'} cannot be written" in said
-    assert said.count("\n") == 1
+    assert said.count("\n") == 2
 
 
 def test_an_engine_with_requests_is_not_measured(home: Path) -> None:
