@@ -20,7 +20,7 @@ class Purpose(IntEnum):
     """What a draw is for. Part of its key: no two decisions share noise by accident."""
 
     TARGET = 0  # a draw under coupled: the draft's and the target's at a position are the same one
-    DRAFT = 1  # a draft under rejection
+    DRAFT = 1  # a draft under rejection; each block's draws have a number of their own
     ACCEPT = 2  # the coin of a draft's acceptance
     RECOVER = 3  # the draw from max(p - q, 0)
     BONUS = 4  # under rejection, the target's own draw: plain decode, and after the last draft
@@ -104,7 +104,7 @@ class DraftContext:
     history: Tensor  # [S, max_model_len] int64, tokens by slot; valid up to and with the anchor
     temperatures: Tensor  # [B] float32, 0 = greedy
     seeds: Tensor  # [B] int64
-    coupled: Tensor  # [B] bool: draw with Purpose.TARGET noise instead of Purpose.DRAFT
+    purposes: Tensor  # [B] int64, of this block's draws: `sampling.keys.block_purposes`
     need_logits: bool  # False: nobody will read q (all greedy or coupled)
     draws: Draws
 

@@ -17,7 +17,7 @@ from typing import Literal
 import pytest
 import torch
 
-from emberline.batch import Admission, DraftProposal, StepShape
+from emberline.batch import Admission, DraftProposal, Purpose, StepShape
 from emberline.config import LayoutKind
 from emberline.drafters.base import Drafter
 from emberline.engine.request_state import RequestState
@@ -54,10 +54,10 @@ def softmax(row: list[float]) -> list[float]:
     return values
 
 
-def target_law(params: SamplingParams) -> Law:
+def target_law(params: SamplingParams, horizon: int = HORIZON) -> Law:
     """The product of the target's conditionals, options applied by hand."""
     law: Law = {(): 1.0}
-    for _ in range(HORIZON):
+    for _ in range(horizon):
         longer: Law = {}
         for output, weight in law.items():
             logits = TARGET_TABLE((*PROMPT, *output)).tolist()
@@ -93,11 +93,15 @@ class Speculation:
         planner: Planner,
         params: SamplingParams,
         layout: LayoutKind = "compact",
+        horizon: int = HORIZON,
+        length: int = HORIZON,
     ) -> None:
         self.drafter = drafter
         self.planner = planner
         self.params = params
         self.layout = layout
+        self.horizon = horizon  # tokens whose law is looked at
+        self.length = length  # of the whole answer
 
     def step(
         self, outputs: list[Prefix], branches: list[Branch], planners: list[Planner]
@@ -123,8 +127,7 @@ class Speculation:
                 pages=[index + 1],
                 slot=index,
             )
-            limit = min(self.drafter.max_draft_tokens, HORIZON - len(output) - 1)
-            plan.append(ScheduledRequest(state, 1, limit, 1, samples=True))
+            plan.append(ScheduledRequest(state, 1, self.limit(output), 1, samples=True))
         parts = StepParts(
             target=target,
             drafter=self.drafter,
@@ -142,15 +145,19 @@ class Speculation:
             for index, output in enumerate(outputs)
         ]
 
+    def limit(self, output: Prefix) -> int:
+        """Most drafts that may follow an output."""
+        return min(self.drafter.max_draft_tokens, self.length - len(output) - 1)
+
     def law(self) -> Law:
-        """The joint law of the first three tokens."""
+        """The joint law of the first tokens."""
         law: dict[Prefix, float] = defaultdict(float)
         frontier = [Reached((), {}, self.planner, 1.0)]
         while frontier:
             merged: dict[object, Reached] = {}
             for end in self._ends(frontier):
-                if len(end.output) >= HORIZON:
-                    law[end.output[:HORIZON]] += end.weight
+                if len(end.output) >= self.horizon:
+                    law[end.output[: self.horizon]] += end.weight
                     continue
                 before = merged[end.future].weight if end.future in merged else 0.0
                 merged[end.future] = replace(end, weight=before + end.weight)
@@ -158,7 +165,19 @@ class Speculation:
         return law
 
     def _ends(self, starts: list[Reached]) -> list[Reached]:
-        """Every end of one step from every start, found by following one branch after another."""
+        """Every end of one step from every start.
+
+        Starts that draw equally deep run together: a drafter draws as deep for all, and a branch
+        must find the same draws whenever it is run.
+        """
+        by_depth: dict[int, list[Reached]] = defaultdict(list)
+        for start in starts:
+            shape = StepShape(1, 1, (0,), (self.limit(start.output),))
+            by_depth[deepcopy(start.planner).depths(shape)[0]].append(start)
+        return [end for group in by_depth.values() for end in self._ends_together(group)]
+
+    def _ends_together(self, starts: list[Reached]) -> list[Reached]:
+        """Found by following one branch after another."""
         ends = []
         todo: list[tuple[int, list[int]]] = [(index, []) for index in range(len(starts))]
         while todo:
@@ -183,7 +202,8 @@ def largest_error(law: Law, expected: Law) -> float:
 
 
 def assert_lawful(speculation: Speculation) -> None:
-    assert largest_error(speculation.law(), target_law(speculation.params)) < 1e-12
+    expected = target_law(speculation.params, speculation.horizon)
+    assert largest_error(speculation.law(), expected) < 1e-12
 
 
 # Drafters by what their draft depends on, and confidences that depend on the drafts before.
@@ -364,6 +384,45 @@ def test_a_search_past_the_first_decline_breaks_the_law() -> None:
         DRAFTERS["recurrent"](), SearchesOn(DIPS), SamplingParams(accept="rejection")
     )
     assert largest_error(speculation.law(), target_law(speculation.params)) > 1e-3
+
+
+# Planners remember confidences of earlier blocks. What one block drafted in vain the next drafts
+# again: it must not be known beforehand.
+
+ALL_OR_NOTHING = StepCosts(target=((1, 1, 1.0), (1, 9, 1.0)), draft=((1, 1, 1.94), (1, 4, 1.94)))
+"""Verifying is free, drafting is dear: whether to draft at all hangs on what was remembered."""
+
+
+def tells_the_last_token(prefix: Prefix) -> float:
+    return 0.95 if prefix[-1] != 0 else 0.55
+
+
+class SameNoiseAgain(ScriptedDrafter):
+    """Draws a position of every block with the same noise."""
+
+    def propose(self, context):  # type: ignore[no-untyped-def]
+        purposes = torch.full_like(context.purposes, int(Purpose.DRAFT))
+        return super().propose(replace(context, purposes=purposes))
+
+
+def remembering(drafter: type[ScriptedDrafter], planner: Planner) -> Speculation:
+    return Speculation(
+        drafter(4, position_only, confidence=tells_the_last_token),
+        planner,
+        SamplingParams(accept="rejection"),
+        length=8,
+    )
+
+
+@pytest.mark.parametrize("planner", [CausalGreedy(ALL_OR_NOTHING), LaggedTopK(ALL_OR_NOTHING)])
+def test_what_a_planner_remembers_says_nothing_of_the_drafts_to_come(planner: Planner) -> None:
+    assert_lawful(remembering(ScriptedDrafter, planner))
+
+
+def test_noise_that_comes_again_breaks_the_law() -> None:
+    speculation = remembering(SameNoiseAgain, CausalGreedy(ALL_OR_NOTHING))
+    expected = target_law(speculation.params, speculation.horizon)
+    assert largest_error(speculation.law(), expected) > 1e-6
 
 
 def test_coupled_acceptance_is_lawful_whatever_the_planner_looked_at() -> None:

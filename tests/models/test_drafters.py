@@ -236,7 +236,7 @@ class World:
             history=self.tokens,
             temperatures=torch.tensor(temperatures),
             seeds=index * 1000 + 17,
-            coupled=index % 2 == 1,
+            purposes=torch.where(index % 2 == 1, int(Purpose.TARGET), int(Purpose.DRAFT)),
             need_logits=True,
             draws=self.draws,
         )
@@ -426,8 +426,8 @@ def test_padding_slots_are_not_seen(tmp_path: Path) -> None:
 
 def test_coupling_is_a_purpose_not_a_seed(tmp_path: Path) -> None:
     world = World(CASES["dflash"](tmp_path)).observe_all()
-    apart = world.propose([0], [1.0], coupled=torch.tensor([False]))
-    coupled = world.propose([0], [1.0], coupled=torch.tensor([True]))
+    apart = world.propose([0], [1.0], purposes=torch.tensor([int(Purpose.DRAFT)]))
+    coupled = world.propose([0], [1.0], purposes=torch.tensor([int(Purpose.TARGET)]))
     assert torch.equal(apart.logits, coupled.logits)
     assert not torch.equal(apart.token_ids, coupled.token_ids)
 

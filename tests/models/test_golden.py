@@ -122,7 +122,7 @@ def propose(drafter: Drafter, runs: list[Run], page_table: torch.Tensor) -> Draf
             history=history,
             temperatures=torch.zeros(len(runs)),
             seeds=torch.zeros(len(runs), dtype=torch.int64),
-            coupled=torch.zeros(len(runs), dtype=torch.bool),
+            purposes=torch.ones(len(runs), dtype=torch.int64),
             need_logits=True,
             draws=KeyedDraws(),
         )

@@ -15,7 +15,6 @@ from emberline.batch import (
     DrawKeys,
     ForwardBatch,
     KVSpec,
-    Purpose,
     StepShape,
     TargetOutput,
 )
@@ -137,8 +136,7 @@ class ScriptedDrafter:
 
     @staticmethod
     def _keys(context: DraftContext, index: int) -> DrawKeys:
-        purposes = torch.where(context.coupled, int(Purpose.TARGET), int(Purpose.DRAFT))
-        return DrawKeys(context.seeds, context.positions + 1 + index, purposes)
+        return DrawKeys(context.seeds, context.positions + 1 + index, context.purposes)
 
     def observe(self, committed: CommittedTokens) -> None:
         pass

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from emberline.batch import DrawKeys
+from emberline.batch import DrawKeys, Purpose
 
 Key = tuple[int, int]  # position, purpose
 Point = tuple[float, float]
@@ -101,11 +101,14 @@ class EnumeratingDraws:
 
 
 def freeze(noise: Noise, after: int) -> tuple[object, ...]:
-    """What is known of the noise at positions from `after` on, as a dictionary key."""
+    """What is known of the noise that may be asked for again, as a dictionary key.
+
+    That is noise at positions from `after` on. A block's own draws are never asked for twice.
+    """
     return tuple(
         (key, tuple(_rounded(value) for value in known))
         for key, known in sorted(noise.items())
-        if key[0] >= after
+        if key[0] >= after and key[1] < len(Purpose)
     )
 
 

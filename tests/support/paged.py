@@ -16,7 +16,6 @@ from emberline.batch import (
     DrawKeys,
     ForwardBatch,
     KVSpec,
-    Purpose,
     TargetOutput,
 )
 from emberline.layout import Scored, Tokens
@@ -153,9 +152,8 @@ class PrefixDrafter:
                 if self.noise:
                     generator = torch.Generator().manual_seed(where)
                     base = base + self.noise * torch.randn(base.shape, generator=generator)
-                purpose = Purpose.TARGET if context.coupled[b] else Purpose.DRAFT
                 keys = DrawKeys(
-                    context.seeds[b : b + 1], torch.tensor([where]), torch.tensor([int(purpose)])
+                    context.seeds[b : b + 1], torch.tensor([where]), context.purposes[b : b + 1]
                 )
                 temperature = context.temperatures[b : b + 1]
                 drawn, used = draw(base[None], temperature, keys, context.draws)

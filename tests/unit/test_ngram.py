@@ -31,7 +31,7 @@ def propose(drafter: NGramDrafter, *histories: list[int]) -> DraftProposal:
             history=history,
             temperatures=torch.ones(num_reqs),
             seeds=torch.zeros(num_reqs, dtype=torch.int64),
-            coupled=torch.zeros(num_reqs, dtype=torch.bool),
+            purposes=torch.ones(num_reqs, dtype=torch.int64),
             need_logits=True,
             draws=KeyedDraws(),
         )

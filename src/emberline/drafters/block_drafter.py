@@ -5,10 +5,9 @@ Owns everything of the `Drafter` protocol but the draw itself.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from emberline.batch import CommittedTokens, DraftContext, KVSpec, Purpose
+from emberline.batch import CommittedTokens, DraftContext, KVSpec
 from emberline.cache.kv_pool import KVPool
 from emberline.drafters.block import BlockBackbone, HeadFn
 from emberline.models.weights import ModelError
@@ -78,8 +77,3 @@ def limit_drafts(most: int, wanted: int | None) -> int:
             f"got {wanted}"
         )
     return wanted
-
-
-def draft_purposes(context: DraftContext) -> Tensor:
-    """[B] int64: the noise each request's drafts are drawn with."""
-    return torch.where(context.coupled, int(Purpose.TARGET), int(Purpose.DRAFT))

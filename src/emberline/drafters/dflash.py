@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from emberline.batch import DraftContext, DraftProposal, DrawKeys
-from emberline.drafters.block_drafter import BlockDrafter, draft_purposes
+from emberline.drafters.block_drafter import BlockDrafter
 from emberline.sampling.keys import draw
 
 
@@ -23,7 +23,7 @@ class DFlashDrafter(BlockDrafter):
         keys = DrawKeys(
             seeds=context.seeds.repeat_interleave(num_drafts),
             positions=(context.positions[:, None] + ahead).flatten(),
-            purposes=draft_purposes(context).repeat_interleave(num_drafts),
+            purposes=context.purposes.repeat_interleave(num_drafts),
         )
         temperatures = context.temperatures.repeat_interleave(num_drafts)
         token_ids, drawn = draw(base.flatten(0, 1), temperatures, keys, context.draws)

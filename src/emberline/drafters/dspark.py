@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from emberline.batch import DraftContext, DraftProposal, DrawKeys
 from emberline.drafters.block import BlockBackbone, HeadFn
-from emberline.drafters.block_drafter import BlockDrafter, draft_purposes
+from emberline.drafters.block_drafter import BlockDrafter
 from emberline.models.weights import Weights
 from emberline.sampling.keys import draw
 
@@ -167,13 +167,12 @@ class DSparkDrafter(BlockDrafter):
     def propose(self, context: DraftContext) -> DraftProposal:
         """Draft K tokens a request, each from softmax((base + bias) / temperature)."""
         hidden, base = self.run_block(context)
-        purposes = draft_purposes(context)
         previous_ids, state = context.anchors, None
         token_ids, drawn, embedded = [], [], []
         for slot in range(context.num_drafts):
             previous = self._markov.embed(previous_ids)
             bias, state = self._markov.step(hidden[:, slot], previous, state)
-            keys = DrawKeys(context.seeds, context.positions + (slot + 1), purposes)
+            keys = DrawKeys(context.seeds, context.positions + (slot + 1), context.purposes)
             logits = base[:, slot] + bias
             previous_ids, drawn_logits = draw(logits, context.temperatures, keys, context.draws)
             token_ids.append(previous_ids)

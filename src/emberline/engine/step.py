@@ -29,6 +29,7 @@ from emberline.engine.step_inputs import StepInputs
 from emberline.layout import Scored, TokenLayout, Tokens
 from emberline.models.target import Target
 from emberline.sampling import processors, rejection
+from emberline.sampling.keys import block_purposes
 from emberline.verify.planner import Planner
 
 
@@ -133,7 +134,7 @@ def propose(parts: StepParts, inputs: StepInputs, shape: StepShape) -> DraftProp
                 history=parts.history,
                 temperatures=of(inputs.temperatures),
                 seeds=of(inputs.seeds),
-                coupled=of(inputs.coupled),
+                purposes=of(block_purposes(inputs.coupled, inputs.start_positions)),
                 need_logits=inputs.need_draft_logits,
                 draws=parts.draws,
             )

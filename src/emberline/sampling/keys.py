@@ -48,6 +48,25 @@ def draw(
     return ids, drawn
 
 
+def block_purposes(coupled: Tensor, anchors: Tensor) -> Tensor:
+    """What the draws of one block are for: a number that no other block of the request has.
+
+    A position that one block drafts in vain is drafted again by the next. Drawn with the same
+    noise, the new draft would be known beforehand to whoever remembers the old block's confidences,
+    and a planner that looks at them would look at the draft that it admits. Coupled blocks share
+    the target's noise at every position; there no length can do harm.
+
+    Args:
+        coupled: [B] bool.
+        anchors: [B] int64, positions of the blocks' anchors.
+
+    Returns:
+        [B] int64.
+    """
+    own = int(Purpose.DRAFT) + len(Purpose) * (anchors + 1)
+    return torch.where(coupled, int(Purpose.TARGET), own)
+
+
 def first_argmax(x: Tensor) -> Tensor:
     """Index of the largest entry a row, ties to the lowest index. [N, V] -> [N] int64."""
     # torch.argmax returns the first of equal maxima, but is scalar code on a CPU while amax is
