@@ -1,4 +1,4 @@
-"""Fill the README's tables from `results/*.json`, or with --check fail if they are stale."""
+"""Fill the pages' tables from `results/*.json`, or with --check fail if one is stale."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
 
 
 def source(figures: dict[str, Any]) -> str:
@@ -57,32 +56,80 @@ def footprint(figures: dict[str, Any]) -> str:
     )
 
 
-TABLES = {
+def serving(figures: dict[str, Any]) -> str:
+    """Output tokens per second by policy and concurrency, and the scheduled one's ratios."""
+    levels = figures["levels"]
+    policies = list(next(iter(levels.values())))
+    rows = [
+        f"| in flight | {' | '.join(policies)} | scheduled over the best other | over verify_all |",
+        "| ---: |" + " ---: |" * (len(policies) + 2),
+    ]
+    for level, row in levels.items():
+        speeds = [f"{row[name]['output_tokens_per_second']:.1f}" for name in policies]
+        compared = figures["scheduled"][level]
+        rows.append(
+            f"| {level} | {' | '.join(speeds)} | **{compared['over_best']:.3f}** | "
+            f"{compared['over_verify_all']:.3f} |"
+        )
+    return "\n".join(rows)
+
+
+def soak(figures: dict[str, Any]) -> str:
+    """What the clients of every kind met."""
+    before, after = (
+        figures["resident_mib_after_warm_up"],
+        figures["resident_mib_at_the_end"],
+    )
+    return (
+        f"{figures['clients']} clients of every kind for {figures['seconds']:.0f} s, "
+        f"{figures['calls']} calls: `/health` within {figures['health_max_ms']:.0f} ms (p99 "
+        f"{figures['health_p99_ms']:.0f}), resident memory {before} MiB after the warm-up and "
+        f"{after} at the end."
+    )
+
+
+def prefix_cache(figures: dict[str, Any]) -> str:
+    """A long prompt asked again."""
+    rows = figures["conversations"]
+    same = all(row["same_tokens"] and row["same_logprobs"] for row in rows)
+    return (
+        f"A prompt of {rows[0]['prompt_tokens']:,} tokens asked again: first token after "
+        f"**{figures['ttft_cached_over_cold']:.3f}** of the first time (median of {len(rows)}), "
+        f"tokens and logprobs {'the same bit for bit' if same else 'NOT the same'}."
+    )
+
+
+README_TABLES = {
     "acceptance-given": acceptance,
     "decode-cpu": decode,
     "server-footprint": footprint,
+    "prefix-cache": prefix_cache,
+    "soak": soak,
 }
+TABLES = {"README.md": README_TABLES, "docs/planning.md": {"serving": serving}}
 
 
-def filled(readme: str) -> str:
-    """The README with every marked table made anew."""
-    for name, render in TABLES.items():
+def filled(page: str, text: str) -> str:
+    """A page with every marked table made anew."""
+    for name, render in TABLES[page].items():
         figures = json.loads((HERE / "results" / f"{name}.json").read_text())
         body = f"<!-- {name} -->\n\n{render(figures)}\n\n{source(figures)}\n\n<!-- end -->"
         pattern = rf"<!-- {name} -->.*?<!-- end -->"
-        readme, count = re.subn(pattern, lambda _, body=body: body, readme, flags=re.DOTALL)
+        text, count = re.subn(pattern, lambda _, body=body: body, text, flags=re.DOTALL)
         if count != 1:
-            raise SystemExit(f"README.md needs exactly one block marked {name}, found {count}")
-    return readme
+            raise SystemExit(f"{page} needs exactly one block marked {name}, found {count}")
+    return text
 
 
 def main() -> None:
     """Rewrite or check."""
-    now = README.read_text()
-    new = filled(now)
-    if "--check" in sys.argv:
-        raise SystemExit(0 if now == new else "README.md is stale: benchmarks/readme_tables.py")
-    README.write_text(new)
+    for page in TABLES:
+        path = HERE.parent / page
+        now = path.read_text()
+        new = filled(page, now)
+        if "--check" in sys.argv and now != new:
+            raise SystemExit(f"{page} is stale: run benchmarks/readme_tables.py")
+        path.write_text(new)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from emberline.types import (
 )
 
 from support.engines import make_engine
-from support.paged import PrefixDrafter
+from support.paged import PrefixDrafter, PrefixTarget
 from support.serving import SayingTarget, make_tokenizer, say, serve
 
 TOKENIZER = make_tokenizer()
@@ -388,3 +388,33 @@ def test_nan_logits_fail_their_request_alone(logprobs: int | None) -> None:
             assert answer.status_code == 500
             assert "NaN" in answer.json()["error"]["message"]
         server.alive()
+
+
+def test_who_comes_behind_a_call_that_breaks_the_engine_hears_of_it():
+    """D29: nobody is left waiting for an answer that cannot come."""
+    engine = make_engine(PrefixTarget(), eos_ids=())
+    take = engine.add
+
+    def add(request, text=None):
+        if request.request_id == "breaks":
+            raise TypeError("a bug")
+        take(request, text)
+
+    engine.add = add
+    served = AsyncEngine(engine, NoText())
+
+    async def calls():
+        with served._changed:  # both are in the same batch
+            tasks = [
+                asyncio.ensure_future(served.submit(Request(name, (2,), SamplingParams())))
+                for name in ("breaks", "behind it")
+            ]
+            await asyncio.sleep(0)
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+
+    assert all(isinstance(problem, EngineStopped) for problem in asyncio.run(calls()))
+
+
+class NoText:
+    def stream(self, params):
+        return None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from emberline.ops.attention import attend, plan_attention, window_of
-from emberline.ops.linear import Linear
+from emberline.ops.linear import Linear, _granted
 from emberline.ops.norm import rms_norm
 from emberline.ops.rotary import apply_rotary, rotate, sign_sin
 
@@ -94,3 +94,24 @@ def test_attention_against_a_dense_reference(sliding_window, share) -> None:
             want = torch.einsum("hk,khd->hd", scores.softmax(-1), v[low : position + 1])
             torch.testing.assert_close(got[token], want, rtol=1e-5, atol=1e-5)
             token += 1
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 255, 257, 520, 1000])
+def test_packed_rows_do_not_depend_on_how_many_run(count: int) -> None:
+    """Odd counts run as the next of a few sizes; what is added is cut off again."""
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, 64, generator=generator) for n in (96, 1024))
+    bias = torch.randn(96, generator=generator)
+    linear = Linear.pack(weight.clone(), bias)
+    y = linear(x[:count])
+    assert y.shape == (count, 96)
+    torch.testing.assert_close(y, torch.nn.functional.linear(x[:count], weight, bias))
+
+
+def test_few_row_counts_run() -> None:
+    sizes = {_granted(count) for count in range(1, 4097)}
+    assert len(sizes) < 100
+    assert all(_granted(size) == size for size in sizes)
+    assert all(
+        count <= _granted(count) <= max(count + 7, count * 17 / 16) for count in range(1, 4097)
+    )

@@ -67,6 +67,11 @@ def test_costs_come_from_the_file_first_then_from_the_machine(tmp_path: Path) ->
     assert isinstance(make_planner("threshold", plain, NO_ENGINE, find), Threshold)
 
 
+def test_costs_that_nobody_reads_are_refused() -> None:
+    with pytest.raises(ModelError, match="step_costs"):
+        make_planner("verify_all", SpeculationConfig(step_costs="costs.json"), NO_ENGINE, None)
+
+
 def test_a_scheduled_planner_without_costs_is_refused() -> None:
     with pytest.raises(ModelError, match="step_costs"):
         make_planner("causal_greedy", SpeculationConfig(), NO_ENGINE, None)

@@ -474,7 +474,10 @@ def test_who_waits_for_a_prefix_keeps_its_pages():
         (LONG, True),
         ([*LONG[:20], *range(20)], True),  # half of it
         ([*LONG[:16], *range(24)], False),  # less than half
-        (LONG[:5], True),
+        ([*LONG, *range(7)], True),  # and goes on
+        (LONG[:5], False),  # all of it, but the other has much further to go
+        ([*LONG[:10], *range(9)], False),  # the other has a little more than twice as far
+        ([*LONG[:12], *range(8)], True),
         (LONG[:4], False),  # its only page holds its last token: nothing to be had
         (LONG[:3], False),
         ([*range(20), *LONG[20:]], False),  # the same middle after another beginning

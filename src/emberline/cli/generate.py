@@ -47,9 +47,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
     layout: Annotated[LayoutKind, typer.Option(help="How rows of a step are laid.")] = "compact",
-    planner: Annotated[
-        PlannerName, typer.Option(help="How much of a block is verified.")
-    ] = "auto",
+    planner: Annotated[PlannerName, typer.Option(help="How much of a block is verified.")] = "auto",
     threshold: Annotated[
         float | None, typer.Option(help="Least survival worth verifying (planner threshold).")
     ] = None,

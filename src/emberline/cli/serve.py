@@ -10,6 +10,7 @@ import typer
 
 from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
 from emberline.config import DtypeName, LayoutKind, PlannerName
+from emberline.types import MAX_TIMEOUT
 
 
 def serve(
@@ -53,7 +54,8 @@ def serve(
         bool, typer.Option(help="Keep the KV of computed prefixes for requests that share them.")
     ] = True,
     request_timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Most seconds a request may take.")
+        float | None,
+        typer.Option(min=0.001, max=MAX_TIMEOUT, help="Most seconds a request may take."),
     ] = None,
     grace_seconds: Annotated[
         float, typer.Option(min=0, help="How long requests may go on after SIGTERM.")

@@ -82,6 +82,12 @@ def engine_config(
     without = no_draft or drafter == "none" or (draft == "none" and drafter == "auto")
     if without and num_draft_tokens is not None:
         fail("--num-draft-tokens needs a drafter: leave it out, or the option that says none")
+    if calibration not in (None, "none") and (without or drafter == "ngram"):
+        fail("--calibration is of a draft checkpoint's confidences: leave it out without one")
+    if step_costs is not None and without:
+        fail("--step-costs plans drafts: leave it out without a drafter")
+    if planner in ("causal_greedy", "lagged_top_k") and without:
+        fail(f"--planner {planner} plans drafts: leave it out without a drafter")
     if threshold is not None and planner != "threshold":
         fail("--threshold needs --planner threshold")
     if step_costs is not None and planner in ("verify_all", "threshold"):

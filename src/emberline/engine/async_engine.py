@@ -261,11 +261,18 @@ class AsyncEngine:
             return items
 
     def _apply(self, items: Iterable[_Arrival | str]) -> None:
-        for item in items:
-            if isinstance(item, str):
-                self._engine.abort(item)
-            else:
-                self._admit(item)
+        left = deque(items)
+        try:
+            while left:
+                item = left.popleft()
+                if isinstance(item, str):
+                    self._engine.abort(item)
+                else:
+                    self._admit(item)
+        finally:
+            if left:  # the engine failed: who came behind must hear of it, too
+                with self._changed:
+                    self._inbox.extendleft(reversed(left))
 
     def _admit(self, arrival: _Arrival) -> None:
         taken: list[str] = []

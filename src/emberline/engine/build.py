@@ -185,6 +185,11 @@ def make_planner(
     Raises:
         ModelError: it needs step costs and there are none.
     """
+    if settings.step_costs is not None and name in ("threshold", "verify_all"):
+        raise ModelError(
+            f"step_costs is given, but the planner is {name}, which reads none: leave it out, or "
+            "name the planner"
+        )
     if name == "threshold":
         return Threshold(settings.threshold)
     if name == "verify_all":

@@ -35,6 +35,8 @@ from emberline.types import (
 )
 from emberline.verify.planner import Planner
 
+CHECK_SECONDS = 10.0
+"""Least time between two full checks of the pages, which take milliseconds."""
 BROKEN_ERROR = (
     "no token can be drawn for this request: the model produced NaN or infinite logits, or its "
     "options leave no token"
@@ -71,6 +73,7 @@ class Engine:
         self._accepted_per_pos = [0] * self.max_draft_tokens
         self._pace = Pace()
         self._num_added = 0
+        self._next_check = -math.inf
         self.observer: Observer | None = None
 
     @property
@@ -131,8 +134,15 @@ class Engine:
         if plan:
             outputs += self._run(plan)
         if not self._states:
-            self._scheduler.check()
+            self._check_books()
         return outputs
+
+    def _check_books(self) -> None:
+        """While nothing runs: free + cached = all, and now and then every page by itself."""
+        self._scheduler.check_counts()
+        if self._clock() >= self._next_check:
+            self._scheduler.check()
+            self._next_check = self._clock() + CHECK_SECONDS
 
     def snapshot(self) -> EngineSnapshot:
         """Counters since the start, and what is held now."""

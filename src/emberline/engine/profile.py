@@ -107,8 +107,9 @@ def plan_grid(
     Raises:
         ValueError: not even one request fits.
     """
-    most_drafts = parts.drafter.max_draft_tokens if parts.drafter else DRAFTS_WITHOUT_DRAFTER
     longest = parts.history.shape[1]
+    most_drafts = parts.drafter.max_draft_tokens if parts.drafter else DRAFTS_WITHOUT_DRAFTER
+    most_drafts = max(1, min(most_drafts, longest - 2))  # a short context has no longer blocks
     least = 1 + 1 + most_drafts  # something to look back at, the anchor, its block
     most = min(config.max_num_reqs, pool.num_free // pool.pages_for(least))
     if most < 1 or longest < least:

@@ -55,6 +55,8 @@ def record(engine: Engine, requests: Sequence[Request]) -> Iterator[Recorded]:
                 token_ids[request.request_id] = []
             for output in engine.step():
                 key = output.request_id
+                if key not in token_ids:  # of a recording that was given up
+                    continue
                 token_ids[key] += output.token_ids
                 if output.finish_reason is FinishReason.ERROR:
                     raise ModelError(f"request {key}: {output.error}")

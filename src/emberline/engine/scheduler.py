@@ -114,6 +114,12 @@ class Scheduler:
         """Pages that nobody else can read."""
         return [p for p in state.pages if p != NO_PAGE and self.cache.pool.num_refs(p) == 1]
 
+    def check_counts(self) -> None:
+        """Raise `RuntimeError` unless every page is free or idle in the cache: nothing runs."""
+        have, all_pages = self.cache.num_available, self.cache.pool.num_pages
+        if have != all_pages:
+            raise RuntimeError(f"nothing runs, but {have} of {all_pages} pages are free or cached")
+
     def check(self) -> None:
         """Raise `RuntimeError` unless every page is free, cached or held by a running request."""
         self.cache.check(state.pages for state in self.running)
@@ -168,7 +174,8 @@ class Scheduler:
     def _awaits_prefix(self, state: RequestState) -> bool:
         """Whether most of what a request needs is just being computed for one that ranks before it.
 
-        It is then cheaper to wait for that one's first token than to compute it twice.
+        It is then cheaper to wait for that one's first token than to compute it twice; not for one
+        that has more than twice as far to go.
         """
         if not self.cache.enabled or state.scores_prompt:
             return False
@@ -180,6 +187,7 @@ class Scheduler:
             not other.shared
             and not other.scores_prompt
             and other.rank < state.rank
+            and other.num_pending <= 2 * state.num_pending
             and len(other.token_ids) >= wanted
             and other.token_ids[:wanted] == state.token_ids[:wanted]
             for other in self.running

@@ -89,7 +89,7 @@ class Calibration:
                 ece_after=_numbers(raw, "ece_after"),
                 auc=_numbers(raw, "auc"),
             )
-        except ValueError as problem:
+        except (ValueError, OverflowError) as problem:
             raise ModelError(f"{path}: {problem}") from problem
 
     def save(self, path: Path) -> None:

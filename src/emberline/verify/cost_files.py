@@ -40,7 +40,7 @@ def load_costs(path: Path) -> StepCosts:
         )
     try:
         return foreign_costs.read(kind, data)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ModelError(f"{path}: {error}; {REMEDY}") from error
 
 
@@ -57,7 +57,7 @@ def load_profile(path: Path) -> CostProfile:
         )
     try:
         return cost_profile.from_json(data)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ModelError(f"{path}: {error}; {REMEDY}") from error
 
 
