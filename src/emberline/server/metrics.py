@@ -33,7 +33,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineSnapshot], float]], ...] = (
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineSnapshot], float]], ...] = (
     ("vllm:num_preemptions", "Requests put back to make room", lambda s: s.num_preemptions),
-    ("vllm:prompt_tokens", "Prompt tokens computed", lambda s: s.prompt_tokens),
+    ("vllm:prompt_tokens", "Prompt tokens, cached ones included", lambda s: s.prompt_tokens),
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
