@@ -106,7 +106,7 @@ README_TABLES = {
     "prefix-cache": prefix_cache,
     "soak": soak,
 }
-TABLES = {"README.md": README_TABLES, "docs/planning.md": {"serving": serving}}
+TABLES = {"README.md": README_TABLES, "docs/planning.md": {"policies": serving}}
 
 
 def filled(page: str, text: str) -> str:

@@ -35,8 +35,13 @@ from emberline.engine.step_inputs import build_inputs
 from emberline.types import Request, SamplingParams
 from emberline.verify.step_cost import StepCosts
 
-CONTEXT_LENGTH = 256
-"""Tokens with KV before the step, of every request, where there is room for them."""
+CONTEXT_LENGTH = 112
+"""Tokens with KV before the step, of every request, where there is room for them.
+
+Short on purpose. A longer context adds to a step of many requests much the same with drafts as
+without. A table that has less of it than the steps it plans drafts a little too seldom; one that
+has more would draft where plain decoding is faster.
+"""
 CHUNK = 128
 """Tokens of a prompt in the steps that prefill: enough for the slope that longer chunks follow."""
 DRAFTS_WITHOUT_DRAFTER = 7
