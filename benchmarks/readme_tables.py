@@ -74,20 +74,6 @@ def serving(figures: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def soak(figures: dict[str, Any]) -> str:
-    """What the clients of every kind met."""
-    before, after = (
-        figures["resident_mib_after_warm_up"],
-        figures["resident_mib_at_the_end"],
-    )
-    return (
-        f"{figures['clients']} clients of every kind for {figures['seconds']:.0f} s, "
-        f"{figures['calls']} calls: `/health` within {figures['health_max_ms']:.0f} ms (p99 "
-        f"{figures['health_p99_ms']:.0f}), resident memory {before} MiB after the warm-up and "
-        f"{after} at the end."
-    )
-
-
 def prefix_cache(figures: dict[str, Any]) -> str:
     """A long prompt asked again."""
     rows = figures["conversations"]
@@ -104,7 +90,6 @@ README_TABLES = {
     "decode-cpu": decode,
     "server-footprint": footprint,
     "prefix-cache": prefix_cache,
-    "soak": soak,
 }
 TABLES = {"README.md": README_TABLES, "docs/planning.md": {"policies": serving}}
 
