@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -474,3 +475,22 @@ def test_a_damaged_foreign_file_is_refused(
         load_costs(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "emberline profile" in str(caught.value)
+
+
+def test_a_link_stays_a_link_and_its_target_is_written(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    save_profile(link, PROFILE)
+    assert link.is_symlink()
+    assert load_profile(target) == PROFILE
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)  # so that nobody waits for the other end
+    save_profile(pipe, PROFILE)
+    assert pipe.is_fifo()
+    assert json.loads(os.read(reader, 1 << 16))["format"]
+    os.close(reader)

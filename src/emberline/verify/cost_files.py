@@ -68,10 +68,14 @@ def save_profile(path: Path, profile: CostProfile, kind: CostFormat = "native") 
         OSError: the file cannot be written.
     """
     foreign = None if kind == "native" else foreign_costs.write(kind, profile)
-    data = foreign or cost_profile.to_json(profile)
+    text = json.dumps(foreign or cost_profile.to_json(profile), indent=1) + "\n"
+    path = path.resolve()  # a link stays a link
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, never replaced
+        path.write_text(text, encoding="utf-8")
+        return
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fresh.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        fresh.write_text(text, encoding="utf-8")
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
