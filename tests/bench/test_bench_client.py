@@ -142,6 +142,7 @@ FAILURES = {
         "without an event stream",
     ),
     "unfinished": (Reply([chat_chunk("a"), DONE]), "unfinished", "finish_reason"),
+    "aborted": (Reply([chat_chunk("a"), chat_chunk(finish="abort"), DONE]), "aborted", "whole"),
     "cut": (Reply([chat_chunk("a"), HANG_UP]), "disconnected", "before the answer"),
     "no answer": (Reply(raw=b""), "disconnected", "before the answer"),
     "no http": (Reply(raw=b"SSH-2.0-OpenSSH\r\n\r\n"), "protocol", "not HTTP/1.1"),

@@ -297,8 +297,10 @@ def test_nobody_there_ends_with_2() -> None:
         (["--api-key", "a\nb"], "--header and --api-key want 'Name: value'"),
         (["--header", "Content-Length: 3"], "--header may not set content-length"),
         (["--details"], "--details needs --json"),
-        (["--json", "/no/such/folder/x.json"], "no such folder"),
+        (["--json", "/no/such/folder/x.json"], "its folder is missing or not writable"),
         (["--plot", "x.txt"], "the suffix must be one of"),
+        (["--json", "/tmp"], "is a folder"),
+        (["--header", "foo"], "Name: value"),
         (["--tokenizer", "/no/such/tokenizer"], "--tokenizer /no/such/tokenizer"),
     ],
 )
@@ -333,7 +335,7 @@ def test_a_concurrency_that_was_not_reached_is_said() -> None:
 def test_a_picture_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        "emberline.cli.bench.find_spec", lambda name: None if name == "matplotlib" else found(name)
+        "importlib.util.find_spec", lambda name: None if name == "matplotlib" else found(name)
     )
     done = bench("http://127.0.0.1:9", "--plot", "x.png")
     assert done.exit_code == 2

@@ -28,7 +28,8 @@ class Failure:
     """Why an answer does not count.
 
     `kind` is http_<status>, connect, disconnected, protocol, timeout, error_event (an error inside
-    the stream), bad_event (no JSON object), not_a_stream or unfinished (no finish_reason).
+    the stream), bad_event (no JSON object), not_a_stream, unfinished (no finish_reason) or
+    aborted (the server cut the answer).
     """
 
     kind: str
@@ -191,6 +192,8 @@ class _Answer:
             return Failure("not_a_stream", f"200 without an event stream: {self._error_text()}")
         if self._finish_reason is None:
             return Failure("unfinished", "the stream ended without a finish_reason")
+        if self._finish_reason == "abort":
+            return Failure("aborted", "the server ended the request before its answer was whole")
         return None
 
     def _error_text(self) -> str:

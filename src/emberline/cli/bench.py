@@ -9,14 +9,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from emberline.cli.settings import fail
+from emberline.cli.settings import check_outputs, fail
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from emberline.bench.settings import Level, LoadSettings, RandomPrompts
 
 NUM_REQUESTS = 64  # a level, unless something else is said
-PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 bench = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -232,13 +230,7 @@ def _check_files(json_file: Path | None, details: bool, plot: Path | None) -> No
     """What would fail once the measuring is done fails now."""
     if details and json_file is None:
         fail("--details needs --json: it says what the file holds")
-    for option, path in (("--json", json_file), ("--plot", plot)):
-        if path is not None and not path.absolute().parent.is_dir():
-            fail(f"{option} {path}: no such folder")
-    if plot is not None and plot.suffix.lower() not in PICTURES:
-        fail(f"--plot {plot}: the suffix must be one of {', '.join(PICTURES)}")
-    if plot is not None and find_spec("matplotlib") is None:
-        fail('--plot needs matplotlib: pip install "emberline[plot]"')
+    check_outputs(plot, json=json_file)
 
 
 def _random_prompts(
@@ -296,7 +288,9 @@ def _number(option: str, word: str) -> float:
 
 
 def _header(text: str) -> tuple[str, str]:
-    name, _, value = text.partition(":")
+    name, colon, value = text.partition(":")
+    if not colon:
+        fail(f"--header {text!r}: it must be 'Name: value'")
     return name.strip(), value.strip()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emberline.cli.settings import engine_config, fail, one_line_errors
+from emberline.cli.settings import check_outputs, engine_config, fail, one_line_errors
 from emberline.config import DtypeName
 
 if TYPE_CHECKING:
@@ -61,8 +59,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, answers and the split.")] = 0,
 ) -> None:
     """Fit the temperatures of a draft's confidences, and judge them."""
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        fail('--plot needs matplotlib: pip install "emberline[plot]"')
+    check_outputs(plot, out=out, traces=traces)
     config = engine_config(
         draft=draft,
         dtype=dtype,
@@ -83,9 +80,7 @@ def calibrate(
         if folder is None:
             fail("no draft to calibrate: give --draft")
         out = out or folder / CALIBRATION_FILE
-        for path in (out, plot, traces):
-            if path is not None and not os.access(path.parent, os.W_OK):
-                fail(f"{path}: its folder is missing or not writable: give another path")
+        check_outputs(None, out=out)
         recipe = Recipe(
             model=target,
             draft=folder,
@@ -97,9 +92,10 @@ def calibrate(
         )
         with _progress() as advance:
             found = recorded(recipe, traces, config, advance)
-        fitted, judged = (
-            samples(part, recipe.num_draft_tokens) for part in split(found, holdout, seed)
-        )
+        to_fit, to_judge = split(found, holdout, seed)
+        fitted = samples(to_fit, recipe.num_draft_tokens)
+        held_out = to_judge is not to_fit
+        judged = samples(to_judge, recipe.num_draft_tokens) if held_out else fitted
         try:
             calibration = fit_and_judge(fitted, judged, recipe.summary())
         except ValueError as problem:
@@ -108,7 +104,7 @@ def calibrate(
             calibration.save(out)
         except OSError as problem:
             fail(f"{out}: cannot be written ({problem.strerror})")
-    _print_table(calibration, judged, held_out=holdout > 0)
+    _print_table(calibration, judged, held_out=held_out)
     typer.echo(f"written: {out}")
     if plot is not None:
         from emberline.cli.reliability_plot import draw
@@ -125,7 +121,8 @@ def split(
     random.Random(seed).shuffle(names)
     held = set(names[: round(holdout * len(names))])
     if not held:
-        return list(traces), list(traces)
+        everything = list(traces)
+        return everything, everything
     return (
         [trace for trace in traces if trace.prompt not in held],
         [trace for trace in traces if trace.prompt in held],

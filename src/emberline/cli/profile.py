@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
+from emberline.cli.settings import (
+    DrafterName,
+    check_outputs,
+    engine_config,
+    fail,
+    one_line_errors,
+)
 from emberline.config import DtypeName, LayoutKind
 
 if TYPE_CHECKING:
@@ -53,11 +57,7 @@ def profile(
     """Measure what a step costs on this machine. Whatever else runs is measured with it."""
     if file_format != "native" and out is None:
         fail("--format says how --out is written: give --out too")
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        fail('--plot needs matplotlib: pip install "emberline[plot]"')
-    for path in (out, plot):
-        if path is not None and not os.access(path.parent, os.W_OK):
-            fail(f"{path}: its folder is missing or not writable: give another path")
+    check_outputs(plot, out=out)
     config = engine_config(
         draft=draft,
         dtype=dtype,
@@ -80,7 +80,10 @@ def profile(
     if out is not None:
         from emberline.verify.cost_files import save_profile
 
-        save_profile(out, measured, file_format)
+        try:
+            save_profile(out, measured, file_format)
+        except OSError as problem:
+            fail(f"--out {out}: cannot be written ({problem.strerror or problem})")
         typer.echo(f"written: {out}")
     if plot is not None:
         from emberline.cli.cost_plot import draw

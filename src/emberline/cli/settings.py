@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import typer
@@ -20,6 +23,7 @@ from emberline.config import (
 from emberline.types import InvalidRequest
 
 DrafterName = Literal["auto", "ngram", "none"]
+PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def fail(message: str) -> NoReturn:
@@ -41,6 +45,30 @@ def one_line_errors() -> Iterator[None]:
         if isinstance(problem, ModelError):
             fail(_one_line(problem))
         raise
+
+
+def check_outputs(plot: Path | None, **files: Path | None) -> None:
+    """End the program now for what could not be written once the measuring is done.
+
+    Args:
+        plot: a picture, given as --plot.
+        files: other files, by the name of their option.
+    """
+    for name, path in (*files.items(), ("plot", plot)):
+        if path is None:
+            continue
+        option = f"--{name.replace('_', '-')} {path}"
+        if path.is_dir():
+            fail(f"{option}: is a folder: give a file in it")
+        if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+            fail(f"{option}: its folder is missing or not writable: give another path")
+    if plot is not None and plot.suffix.lower() not in PICTURES:
+        fail(f"--plot {plot}: the suffix must be one of {', '.join(PICTURES)}")
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        fail('--plot needs matplotlib: pip install "emberline[plot]"')
+    given = [path.resolve() for path in (*files.values(), plot) if path is not None]
+    if len(set(given)) < len(given):
+        fail("two outputs have the same path: give each a file of its own")
 
 
 def _one_line(problem: Exception) -> str:

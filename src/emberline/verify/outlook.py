@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,7 +187,7 @@ def highest(theta: Floats) -> int:
 def limit_depth(shape: StepShape, depth: int) -> StepShape:
     """The same step with no block drawn deeper than `depth`."""
     limits = tuple(min(limit, depth) for limit in shape.draft_limits)
-    return StepShape(shape.num_known, shape.num_emitting, shape.serials, limits)
+    return replace(shape, draft_limits=limits)
 
 
 def tokens_per_second(ranked: Ranked, shape: StepShape, costs: StepCosts) -> Floats:
