@@ -290,7 +290,7 @@ def _number(option: str, word: str) -> float:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon:
-        fail(f"--header {text!r}: it must be 'Name: value'")
+        fail(f"--header and --api-key want 'Name: value', got {text!r}")
     return name.strip(), value.strip()
 
 
