@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from types import MappingProxyType
 from typing import Literal
 
 MAX_TOP_LOGPROBS = 1024
+ALL_LOGPROBS = -1
+"""`logprobs` and `prompt_logprobs`: the whole vocabulary."""
 MAX_CHOICES = 128
 MIN_TEMPERATURE = 1e-5
 """Temperatures under this are greedy in all but name, and logits divided by them could overflow."""
@@ -64,6 +67,33 @@ def _is_int(name: str, value: object, low: int, high: int | None = None) -> None
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must match, from its first token to the one that ends it."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str  # the schema as JSON text, the regular expression, the Lark grammar
+    after: str | None = None  # free text up to and with this marker precedes what must match
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("json_schema", "regex", "lark"):
+            raise InvalidRequest("grammar kind must be json_schema, regex or lark", "grammar")
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls("json_schema", '{"type": "object"}')
+
+    @classmethod
+    def choice(cls, choices: Sequence[str]) -> Grammar:
+        """One of several texts."""
+        if not choices or any(not isinstance(text, str) or not text for text in choices):
+            raise InvalidRequest("choice takes a list of non-empty texts", "choice")
+        return cls(
+            "lark", "start: " + " | ".join(json.dumps(t, ensure_ascii=False) for t in choices)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request samples, stops and reports. Every option holds at every position of a block.
 
@@ -91,7 +121,11 @@ class SamplingParams:
     logprob_token_ids: Sequence[int] = ()  # also score these ids at every position
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0  # first prompt position reported (position 0 has no value)
-    logprobs_mode: Literal["raw", "processed"] = "raw"
+    logprobs_mode: Literal["raw", "processed", "both"] = "raw"
+    annotations: bool = False  # with logprobs: how each token came about
+    allowed_token_ids: Sequence[int] | None = None  # no other id is ever drawn
+    bad_words: Sequence[Sequence[int]] = ()  # token sequences that never occur in the output
+    grammar: Grammar | None = None
     accept: Literal["auto", "rejection", "coupled"] = "auto"  # auto: coupled when seeded
     speculate: bool = True
 
@@ -128,20 +162,48 @@ class SamplingParams:
                 )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            if value is not None:
-                _is_int(name, value, 0, MAX_TOP_LOGPROBS)
+            if value is not None and value != ALL_LOGPROBS:
+                _is_int(name, value, 0)
         for token_id in self.logprob_token_ids:
             _is_int("logprob_token_ids", token_id, 0)
         if self.logprob_token_ids and self.logprobs is None:
             raise InvalidRequest("logprob_token_ids needs logprobs", "logprob_token_ids")
         _is_int("prompt_logprobs_start", self.prompt_logprobs_start, 0)
-        if self.logprobs_mode not in ("raw", "processed"):
-            raise InvalidRequest("logprobs_mode must be 'raw' or 'processed'", "logprobs_mode")
+        if self.logprobs_mode not in ("raw", "processed", "both"):
+            message = "logprobs_mode must be 'raw', 'processed' or 'both'"
+            raise InvalidRequest(message, "logprobs_mode")
+        if self.annotations and self.logprobs is None:
+            raise InvalidRequest("annotations needs logprobs", "annotations")
+        self._check_bans()
         if self.accept not in ("auto", "rejection", "coupled"):
             raise InvalidRequest("accept must be 'auto', 'rejection' or 'coupled'", "accept")
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
         for name in ("stop", "stop_token_ids", "logprob_token_ids"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def _check_bans(self) -> None:
+        """What limits the ids that may be drawn, and what contradicts it."""
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequest("allowed_token_ids is empty: give one", "allowed_token_ids")
+            for token_id in self.allowed_token_ids:
+                _is_int("allowed_token_ids", token_id, 0)
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        for word in self.bad_words:
+            if not word:
+                raise InvalidRequest("bad_words holds an empty word", "bad_words")
+            for token_id in word:
+                _is_int("bad_words", token_id, 0)
+        object.__setattr__(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
+        if self.grammar is not None:
+            # A grammar says where the answer ends: an option that forbids the end leaves no token.
+            for name, given in (
+                ("min_tokens", self.min_tokens > 0),
+                ("ignore_eos", self.ignore_eos),
+                ("allowed_token_ids", self.allowed_token_ids is not None),
+            ):
+                if given:
+                    raise InvalidRequest(f"{name} cannot be combined with a grammar", name)
 
     @property
     def greedy(self) -> bool:
@@ -161,6 +223,7 @@ class Request:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
+    prediction: tuple[int, ...] = ()  # what the answer will probably be, to draft from
     choice: int = 0  # distinguishes the draws of choices that share a seed
     priority: int = 0  # lower runs earlier, ties by arrival
     timeout: float | None = None  # seconds from its arrival at the engine to its end; None = none
@@ -169,6 +232,27 @@ class Request:
         _is_int("priority", self.priority, -(2**31), 2**31 - 1)
         if self.timeout is not None:
             _in_range("timeout", self.timeout, 0.0, MAX_TIMEOUT, low_open=True)
+        if self.prediction and not self.params.speculate:
+            raise InvalidRequest("a prediction is speculated on: speculate is false", "prediction")
+
+
+class Origin(StrEnum):
+    """How an emitted token came about."""
+
+    ACCEPTED = "accepted"  # drafted, verified, and it stood
+    RECOVERED = "recovered"  # drawn where a draft was rejected
+    BONUS = "bonus"  # drawn after the last draft, all having stood
+    DECODED = "decoded"  # no draft was verified: plain decode, or the prompt's last chunk
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAnnotation:
+    """The history of one emitted token."""
+
+    step: int  # of those that emitted tokens of this request, from 0
+    origin: Origin
+    draft_id: int | None = None  # the draft that was judged here, if one was
+    confidence: float | None = None  # that the drafter had in it, given those before it survive
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +265,8 @@ class TokenLogprobs:
     top_ids: tuple[int, ...] = ()  # most likely first, ties to the lowest id
     top_logprobs: tuple[float, ...] = ()
     chosen_logprobs: tuple[float, ...] = ()  # of `logprob_token_ids`, in their order
+    processed: TokenLogprobs | None = None  # mode "both": the same of the distribution drawn from
+    annotation: TokenAnnotation | None = None
 
 
 def add_per_pos(counts: tuple[int, ...], length: int, width: int = 0) -> tuple[int, ...]:
@@ -199,21 +285,25 @@ class SpeculationStats:
     num_verified: int = 0  # of those, run through the target
     num_accepted: int = 0  # of those, accepted
     num_emitted: int = 0  # tokens emitted by those steps
+    num_predicted: int = 0  # verified drafts that came from the request's prediction
+    num_predicted_accepted: int = 0  # of those, accepted
     verified_per_pos: tuple[int, ...] = ()
     accepted_per_pos: tuple[int, ...] = ()
 
     def add_step(
-        self, drafted: int, verified: int, accepted: int, emitted: int
+        self, drafted: int, verified: int, accepted: int, emitted: int, *, predicted: bool = False
     ) -> SpeculationStats:
-        """These counts and those of one more verify step."""
+        """These counts and those of one more verify step. `predicted`: of the prediction's drafts."""
         return SpeculationStats(
-            self.num_steps + 1,
-            self.num_drafted + drafted,
-            self.num_verified + verified,
-            self.num_accepted + accepted,
-            self.num_emitted + emitted,
-            add_per_pos(self.verified_per_pos, verified),
-            add_per_pos(self.accepted_per_pos, accepted, verified),
+            num_steps=self.num_steps + 1,
+            num_drafted=self.num_drafted + drafted,
+            num_verified=self.num_verified + verified,
+            num_accepted=self.num_accepted + accepted,
+            num_emitted=self.num_emitted + emitted,
+            num_predicted=self.num_predicted + (verified if predicted else 0),
+            num_predicted_accepted=self.num_predicted_accepted + (accepted if predicted else 0),
+            verified_per_pos=add_per_pos(self.verified_per_pos, verified),
+            accepted_per_pos=add_per_pos(self.accepted_per_pos, accepted, verified),
         )
 
     @property
