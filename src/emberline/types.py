@@ -293,7 +293,7 @@ class SpeculationStats:
     def add_step(
         self, drafted: int, verified: int, accepted: int, emitted: int, *, predicted: bool = False
     ) -> SpeculationStats:
-        """These counts and those of one more verify step. `predicted`: of the prediction's drafts."""
+        """These counts and those of one more verify step; `predicted`: drafts of a prediction."""
         return SpeculationStats(
             num_steps=self.num_steps + 1,
             num_drafted=self.num_drafted + drafted,
