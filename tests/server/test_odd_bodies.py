@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emberline.server.protocol import ChatBody, CompletionBody, TokenizeBody
+from emberline.server.chat_body import ChatBody
+from emberline.server.protocol import CompletionBody
+from emberline.server.tokens_body import TokenizeBody
 
 from support.serving import Server, saying_server, strict
 

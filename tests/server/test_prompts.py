@@ -12,9 +12,9 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from emberline.engine.detokenizer import TokenText
+from emberline.server.chat_body import Message
 from emberline.server.prompt_limit import TextBound, text_bound
 from emberline.server.prompts import PromptEncoder
-from emberline.server.protocol import Message
 from emberline.types import InvalidRequest
 
 from support.serving import make_tokenizer

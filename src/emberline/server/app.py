@@ -13,21 +13,17 @@ from fastapi import Request as HttpRequest
 
 from emberline.engine.async_engine import AsyncEngine
 from emberline.server.chat import create_chat_completion
+from emberline.server.chat_body import ChatBody
 from emberline.server.completions import create_completion
 from emberline.server.errors import ApiError, install_error_handlers
 from emberline.server.metrics import ServerMetrics
 from emberline.server.prompts import PromptEncoder
-from emberline.server.protocol import (
-    Body,
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
-)
+from emberline.server.protocol import Body, CompletionBody
 from emberline.server.records import Json
 from emberline.server.service import Service
 from emberline.server.stream import Answer
 from emberline.server.tokens import detokenize, tokenize, tokenizer_info
+from emberline.server.tokens_body import DetokenizeBody, TokenizeBody
 from emberline.server.turns import bound_threads
 from emberline.types import MAX_TIMEOUT
 

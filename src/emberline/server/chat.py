@@ -6,8 +6,8 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 
 from emberline.server.call import Call, Frame
+from emberline.server.chat_body import ChatBody
 from emberline.server.prompts import EncodedPrompt
-from emberline.server.protocol import ChatBody
 from emberline.server.records import Json, RecordFormat
 from emberline.server.service import Service, new_id
 from emberline.types import Request, RequestOutput

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from emberline.engine.detokenizer import TokenText
+from emberline.server.chat_body import Message
 from emberline.server.prompt_limit import TextBound, text_bound
-from emberline.server.protocol import Message
 from emberline.server.turns import LONG_WORK, off_loop
 from emberline.types import InvalidRequest
 

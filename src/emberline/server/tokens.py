@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
-from emberline.server.protocol import DetokenizeBody, TokenizeBody
 from emberline.server.records import Json
 from emberline.server.service import Service
 from emberline.server.stream import Answer
+from emberline.server.tokens_body import DetokenizeBody, TokenizeBody
 from emberline.server.turns import off_loop
 from emberline.types import InvalidRequest
 
