@@ -88,9 +88,8 @@ class Grammar:
         """One of several texts."""
         if not choices or any(not isinstance(text, str) or not text for text in choices):
             raise InvalidRequest("choice takes a list of non-empty texts", "choice")
-        return cls(
-            "lark", "start: " + " | ".join(json.dumps(t, ensure_ascii=False) for t in choices)
-        )
+        quoted = (json.dumps(text, ensure_ascii=False) for text in choices)
+        return cls("lark", "start: " + " | ".join(quoted))
 
 
 @dataclass(frozen=True, slots=True)
