@@ -68,6 +68,15 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @classmethod
+    def asked_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What is to be validated of a body: without nulls and without what asks for nothing.
+
+        Raises:
+            ApiError: something that is not supported is asked for.
+        """
+        return _asked_for(given, "")
+
 
 class StreamOptions(Body):
     """What a stream carries besides its tokens."""
@@ -212,7 +221,7 @@ def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
         ApiError: 400 naming the field, for anything that is not strict JSON of this kind.
     """
     given = read_json(body)
-    data = _asked_for(given, "")
+    data = kind.asked_for(given)
     messages = data.get("messages")
     if isinstance(messages, list):
         refuse_other_parts(messages)
