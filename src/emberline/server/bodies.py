@@ -6,7 +6,7 @@ Owns strictness of the JSON and how a field is named. Must not know which fields
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -41,6 +41,35 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
         if key in seen:
             raise ApiError(400, f"the body gives {key!r} twice", param=key, code="duplicate_key")
         seen.add(key)
+
+
+def asked_for(
+    data: Mapping[str, Any], unsupported: Mapping[str, tuple[object, ...]], prefix: str = ""
+) -> dict[str, Any]:
+    """An object without nulls and without what is not supported but asks for nothing.
+
+    Args:
+        data: the object.
+        unsupported: names of fields, with the values that ask for nothing.
+        prefix: where the object stands in the body, as in `messages[0].`.
+
+    Raises:
+        ApiError: something that is not supported is asked for.
+    """
+    asked = {}
+    for name, value in data.items():
+        if value is None:
+            continue
+        if name not in unsupported:
+            asked[name] = value
+        elif value not in unsupported[name]:
+            raise ApiError(
+                400,
+                f"{prefix}{name} is not supported by this server: leave it out",
+                param=prefix + name,
+                code="unsupported_parameter",
+            )
+    return asked
 
 
 def refuse_other_parts(messages: Sequence[Any]) -> None:

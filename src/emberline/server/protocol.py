@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
-from emberline.server.bodies import first_error, read_json, refuse_other_parts
-from emberline.server.errors import ApiError
+from emberline.server.bodies import asked_for, first_error, read_json, refuse_other_parts
 from emberline.types import MAX_TOP_LOGPROBS, InvalidRequest, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -238,25 +237,7 @@ def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
 
 
 def _asked_for(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Without nulls and without what is not supported but asks for nothing.
-
-    Raises:
-        ApiError: something that is not supported is asked for.
-    """
-    asked = {}
-    for name, value in data.items():
-        if value is None:
-            continue
-        if name not in UNSUPPORTED:
-            asked[name] = value
-        elif value not in UNSUPPORTED[name]:
-            raise ApiError(
-                400,
-                f"{prefix}{name} is not supported by this server: leave it out",
-                param=prefix + name,
-                code="unsupported_parameter",
-            )
-    return asked
+    return asked_for(data, UNSUPPORTED, prefix)
 
 
 def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
