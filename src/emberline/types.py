@@ -268,6 +268,12 @@ class TokenLogprobs:
     annotation: TokenAnnotation | None = None
 
 
+def count_one(counts: tuple[int, ...], index: int) -> tuple[int, ...]:
+    """Add one to the count at `index`, which may be the first there."""
+    padded = counts + (0,) * (index + 1 - len(counts))
+    return (*padded[:index], padded[index] + 1, *padded[index + 1 :])
+
+
 def add_per_pos(counts: tuple[int, ...], length: int, width: int = 0) -> tuple[int, ...]:
     """Add one to positions 0 .. length - 1; at least `width` positions are kept."""
     size = max(len(counts), length, width)
@@ -288,6 +294,7 @@ class SpeculationStats:
     num_predicted_accepted: int = 0  # of those, accepted
     verified_per_pos: tuple[int, ...] = ()
     accepted_per_pos: tuple[int, ...] = ()
+    accepted_histogram: tuple[int, ...] = ()  # steps by the number of drafts they accepted
 
     def add_step(
         self, drafted: int, verified: int, accepted: int, emitted: int, *, predicted: bool = False
@@ -303,6 +310,7 @@ class SpeculationStats:
             num_predicted_accepted=self.num_predicted_accepted + (accepted if predicted else 0),
             verified_per_pos=add_per_pos(self.verified_per_pos, verified),
             accepted_per_pos=add_per_pos(self.accepted_per_pos, accepted, verified),
+            accepted_histogram=count_one(self.accepted_histogram, accepted),
         )
 
     @property

@@ -122,3 +122,13 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     full = QueueFull(256)
     assert full.retry_after == 1
     assert "256" in str(full)
+
+
+def test_the_histogram_of_accepted_drafts_reconciles_with_the_totals() -> None:
+    stats = SpeculationStats()
+    for accepted in (2, 0, 5, 2):
+        stats = stats.add_step(drafted=5, verified=5, accepted=accepted, emitted=accepted + 1)
+    assert stats.accepted_histogram == (1, 0, 2, 0, 0, 1)
+    assert sum(stats.accepted_histogram) == stats.num_steps
+    counts = enumerate(stats.accepted_histogram)
+    assert sum(length * steps for length, steps in counts) == stats.num_accepted
