@@ -72,6 +72,10 @@ class SteppingEngine(Protocol):
         """Counters since the start, and what is held now."""
         ...
 
+    def clear_prefix_cache(self) -> None:
+        """Forget every cached prefix that no running request holds."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -81,31 +85,42 @@ class Health:
     reason: str | None = None
 
 
-class _Arrival:
-    """Requests of one call, admitted together or not at all, and who waits to hear it."""
+class _Errand:
+    """Something for the engine's thread to do between two steps, and who waits to hear of it."""
 
-    def __init__(self, streams: Sequence[OutputStream]) -> None:
-        self.streams = streams
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._admitted: asyncio.Future[None] = self._loop.create_future()
+        self._decided: asyncio.Future[None] = self._loop.create_future()
 
-    async def admitted(self) -> None:
-        """Wait until the engine has taken the requests, or raise its refusal."""
-        await self._admitted
+    async def decided(self) -> None:
+        """Wait until the engine has done it, or raise its refusal."""
+        await self._decided
 
     def decide(self, refusal: Exception | None) -> None:
-        """Tell the caller, from the engine's thread, whether the requests were taken."""
+        """Tell the caller, from the engine's thread, whether it was done."""
         # The caller's loop may be closed already; then nobody is waiting.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._settle, refusal)
 
     def _settle(self, refusal: Exception | None) -> None:
-        if self._admitted.done():  # cancelled
+        if self._decided.done():  # cancelled
             return
         if refusal is None:
-            self._admitted.set_result(None)
+            self._decided.set_result(None)
         else:
-            self._admitted.set_exception(refusal)
+            self._decided.set_exception(refusal)
+
+
+class _Arrival(_Errand):
+    """Requests of one call, admitted together or not at all."""
+
+    def __init__(self, streams: Sequence[OutputStream]) -> None:
+        super().__init__()
+        self.streams = streams
+
+
+class _CacheClearing(_Errand):
+    """The prefix cache is to be emptied."""
 
 
 class AsyncEngine:
@@ -128,7 +143,7 @@ class AsyncEngine:
         self._engine = engine
         self._stall_timeout = stall_timeout
         self._changed = threading.Condition()
-        self._inbox: deque[_Arrival | str] = deque()  # requests to add, ids to abort
+        self._inbox: deque[_Errand | str] = deque()  # requests to add, ids to abort
         self._streams: dict[str, OutputStream] = {}
         self._draining = False
         self._stopping = False
@@ -158,7 +173,7 @@ class AsyncEngine:
         arrival = _Arrival(streams)
         self._send(arrival)
         try:
-            await arrival.admitted()
+            await arrival.decided()
         except asyncio.CancelledError:
             for stream in streams:
                 await stream.aclose()
@@ -177,6 +192,16 @@ class AsyncEngine:
     def abort(self, request_id: str) -> None:
         """End a request soon. Unknown or finished ids are ignored."""
         self._send(request_id)
+
+    async def clear_prefix_cache(self) -> None:
+        """Forget every cached prefix that no running request holds; returns when it is done.
+
+        Raises:
+            EngineStopped: the engine does nothing any more.
+        """
+        clearing = _CacheClearing()
+        self._send(clearing)
+        await clearing.decided()
 
     def health(self) -> Health:
         """Whether the thread lives and its step comes back in time."""
@@ -218,9 +243,9 @@ class AsyncEngine:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def _send(self, item: _Arrival | str) -> None:
+    def _send(self, item: _Errand | str) -> None:
         with self._changed:
-            if isinstance(item, _Arrival):
+            if isinstance(item, _Errand):
                 self.check_open()
             elif self._stopping:
                 return  # everything is ended anyway
@@ -249,7 +274,7 @@ class AsyncEngine:
         self._step_began = None
         self._end_all(ending)
 
-    def _next_items(self) -> list[_Arrival | str] | None:
+    def _next_items(self) -> list[_Errand | str] | None:
         """What came in since the last step; sleeps while there is nothing to do. None: stop."""
         with self._changed:
             while not (self._inbox or self._stopping or self._engine.has_work):
@@ -260,15 +285,17 @@ class AsyncEngine:
             self._inbox.clear()
             return items
 
-    def _apply(self, items: Iterable[_Arrival | str]) -> None:
+    def _apply(self, items: Iterable[_Errand | str]) -> None:
         left = deque(items)
         try:
             while left:
-                item = left.popleft()
-                if isinstance(item, str):
-                    self._engine.abort(item)
-                else:
-                    self._admit(item)
+                match left.popleft():
+                    case _Arrival() as arrival:
+                        self._admit(arrival)
+                    case _CacheClearing() as clearing:
+                        self._clear(clearing)
+                    case str(request_id):
+                        self._engine.abort(request_id)
         finally:
             if left:  # the engine failed: who came behind must hear of it, too
                 with self._changed:
@@ -292,6 +319,14 @@ class AsyncEngine:
             self._streams |= {stream.request.request_id: stream for stream in arrival.streams}
             arrival.decide(None)
 
+    def _clear(self, clearing: _CacheClearing) -> None:
+        try:
+            self._engine.clear_prefix_cache()
+        except Exception as problem:
+            clearing.decide(EngineStopped(f"the engine failed: {problem}"))
+            raise
+        clearing.decide(None)
+
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
             stream = self._streams.get(output.request_id)
@@ -305,10 +340,10 @@ class AsyncEngine:
         """Give everyone who waits a last word."""
         with self._changed:
             self._stopping = True
-            left = [item for item in self._inbox if isinstance(item, _Arrival)]
+            left = [item for item in self._inbox if isinstance(item, _Errand)]
             self._inbox.clear()
-        for arrival in left:
-            arrival.decide(EngineStopped(self._failure) if self._failure else ShuttingDown())
+        for errand in left:
+            errand.decide(EngineStopped(self._failure) if self._failure else ShuttingDown())
         message = self._failure or "the engine was shut down"
         for request_id, stream in self._streams.items():
             logprobs = () if stream.request.params.logprobs is not None else None

@@ -78,8 +78,9 @@ def score_prompts(plan: Sequence[ScheduledRequest], result: StepResult) -> None:
         index = torch.tensor([scored_end[i] - (end - (p - 1)) for p in positions])
         ids = [state.token_ids[p] for p in positions]
         width = state.params.prompt_logprobs or 0
+        chosen = [state.params.logprob_token_ids] * len(ids)
         state.prompt_scores += _records(
-            result.raw_logits, index, torch.tensor(ids), [width] * len(ids), [()] * len(ids)
+            result.raw_logits, index, torch.tensor(ids), [width] * len(ids), chosen
         )
 
 
