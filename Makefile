@@ -4,7 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup serve test check format bench clean
+# Outside clients have an environment of their own: their dependencies stay out of ours.
+CLIENTS := .venv-clients
+CLIENTS_STAMP := $(CLIENTS)/.installed
+
+.PHONY: setup serve test test-clients check format bench clean
 .DEFAULT_GOAL := setup
 
 $(STAMP): pyproject.toml constraints.txt
@@ -14,6 +18,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch $(STAMP)
 
+$(CLIENTS_STAMP): pyproject.toml constraints.txt
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --upgrade "pip>=25" -c constraints.txt
+	$(CLIENTS)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(CLIENTS)/bin/python -m pip install --quiet -c constraints.txt -e ".[clients]"
+	@touch $(CLIENTS_STAMP)
+
 setup: $(STAMP) ## the virtual environment with everything
 
 serve: $(STAMP) ## the server on the embedded default model, port 8000
@@ -21,6 +32,9 @@ serve: $(STAMP) ## the server on the embedded default model, port 8000
 
 test: $(STAMP) ## every test
 	$(BIN)/python -m pytest
+
+test-clients: $(CLIENTS_STAMP) ## outside clients against the server; installs them first (2 GB)
+	$(CLIENTS)/bin/python -m pytest tests/clients
 
 check: $(STAMP) ## format, lint, types, import layers, fast tests
 	$(BIN)/ruff format --check .
@@ -38,4 +52,4 @@ bench: $(STAMP) ## acceptance and CPU decode benchmarks
 	$(BIN)/python benchmarks/decode_cpu.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(CLIENTS) build dist .mypy_cache .ruff_cache .pytest_cache
