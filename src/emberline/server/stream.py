@@ -38,9 +38,19 @@ def dump_json(data: object) -> bytes:
     return _encode(data).encode()
 
 
-def dump_long_json(data: object) -> bytes:
-    """The same, long lists a slice at a time: the encoder lets no other thread run meanwhile."""
-    return "".join(_parts(data, _RECORDS_DEPTH)).encode()
+def dump_long_json(data: object, depth: int = _RECORDS_DEPTH) -> bytes:
+    """The same, long lists a slice at a time: the encoder lets no other thread run meanwhile.
+
+    Args:
+        data: what is written.
+        depth: levels that are looked into for lists that are long.
+    """
+    return "".join(_parts(data, depth)).encode()
+
+
+def sse(data: bytes, name: str = "") -> bytes:
+    """One server-sent event, with a name where events have one."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
 
 
 def _parts(data: object, depth: int) -> Iterator[str]:
@@ -138,6 +148,7 @@ class EventStream(Response):
     Args:
         open_outputs: starts the requests, given the connection's `receive`.
         events: the JSON texts that those outputs become.
+        frame: writes a text as an event.
     """
 
     media_type = "text/event-stream"
@@ -146,12 +157,13 @@ class EventStream(Response):
         self,
         open_outputs: Callable[[Receive], Outputs],
         events: Callable[[Outputs], AsyncIterator[bytes]],
+        frame: Callable[[bytes], bytes] = sse,
     ) -> None:
         super().__init__()
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
-        self._open_outputs, self._events = open_outputs, events
+        self._open_outputs, self._events, self._frame = open_outputs, events, frame
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; a client that hangs up ends it."""
@@ -162,7 +174,7 @@ class EventStream(Response):
                     if not started:
                         await self._start(send)
                         started = True
-                    await self._send(send, b"data: " + event + b"\n\n")
+                    await self._send(send, self._frame(event))
         except (ClientGone, OSError):
             return
         except Exception as problem:  # an answer that has begun can only say so in the stream
@@ -170,7 +182,7 @@ class EventStream(Response):
             if not started:
                 await error.response()(scope, receive, send)
                 return
-            await self._send(send, b"data: " + dump_json(error.body()) + b"\n\n")
+            await self._send(send, sse(dump_json(error.body())))
         await self._send(send, DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
