@@ -343,6 +343,7 @@ class RequestOutput:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0  # so far, these included
+    queue_seconds: float = field(default=0.0, compare=False)  # until it first ran
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property
