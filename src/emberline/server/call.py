@@ -19,6 +19,7 @@ from fastapi import Response
 from emberline.engine.output_stream import merge_outputs, num_records
 from emberline.server.protocol import StreamOptions
 from emberline.server.records import Json, Ledger
+from emberline.server.request_metrics import request_metrics
 from emberline.server.service import Service
 from emberline.server.stream import (
     Answer,
@@ -73,11 +74,16 @@ class Call:
         requests: Sequence[Request],
         formats: Sequence[ChoiceFormat],
         stream_options: StreamOptions | None,
+        *,
+        metrics: bool = False,  # of its only request, at the answer's root
     ) -> None:
         self._requests, self._formats, self._frame = requests, formats, frame
         self._options = stream_options or StreamOptions()
         self._ledger = Ledger(len(requests), frame.per_prompt)
-        self._open = service.opener(requests)
+        self._times = service.metrics.call(len(requests))
+        self._open = service.opener(requests, self._times)
+        self._num_spec_tokens = service.engine.max_draft_tokens
+        self._with_metrics = metrics
         self._root_sent = False
         self._head: Json = {
             "id": frame.id,
@@ -109,7 +115,7 @@ class Call:
             self._head
             | {"object": self._frame.whole, "choices": choices, "usage": self._ledger.usage()}
             | self._formats[0].root(outputs[0])
-            | {"emberline": self._ledger.extension()}
+            | self._extensions()
         )
 
     async def _events(self, outputs: Outputs) -> AsyncIterator[bytes]:
@@ -118,8 +124,8 @@ class Call:
             for chunk in await off_loop(num_records(output), partial(self._write, index, output)):
                 yield chunk
         if self._options.include_usage:
-            usage = {"usage": self._ledger.usage(), "emberline": self._ledger.extension()}
-            yield dump_json(self._chunk([]) | usage)
+            usage = {"usage": self._ledger.usage()}
+            yield dump_json(self._chunk([]) | usage | self._extensions())
 
     def _write(self, index: int, output: RequestOutput) -> list[bytes]:
         dump = dump_json if num_records(output) <= LONG_WORK else dump_long_json
@@ -135,8 +141,16 @@ class Call:
             root, self._root_sent = {}, self._root_sent or index == 0
         if output.finished:
             last = self._ledger.finished and not self._options.include_usage
-            tail = {"emberline": self._ledger.extension()} if last else {}
+            tail = self._extensions() if last else {}
             yield self._chunk([form.end() | _ending(output)]) | root | tail
+
+    def _extensions(self) -> Json:
+        """What the end of an answer says beyond OpenAI's shape."""
+        own: Json = {"emberline": self._ledger.extension()}
+        if not self._with_metrics:
+            return own
+        times, latest = self._times.times(0), self._ledger.latest(0)
+        return own | {"metrics": request_metrics(times, latest, self._num_spec_tokens)}
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = self._head | {"choices": choices}

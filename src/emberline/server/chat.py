@@ -16,15 +16,18 @@ from emberline.types import Request, RequestOutput
 async def create_chat_completion(service: Service, http: HttpRequest) -> Response:
     """Answer one call, at once or as a stream."""
     body = await service.read(ChatBody, http)
-    params = body.sampling_params()
+    params = await service.params(body, width="top_logprobs")
     timeout = service.timeout(body.timeout)
     service.check_num_choices(1, params.n)
+    metrics = service.wants_metrics(body.per_request_metrics, params.n)
     prompt = await service.encoder.chat(
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         template_kwargs=body.chat_template_kwargs,
     )
-    frame = Frame(new_id("chatcmpl"), "chat.completion", "chat.completion.chunk", params.n)
+    own_id = new_id("chatcmpl")  # two calls may want one id: their requests have their own
+    answer_id = new_id("chatcmpl", body.request_id) if body.request_id else own_id
+    frame = Frame(answer_id, "chat.completion", "chat.completion.chunk", params.n)
     form = RecordFormat(
         service.engine.token_text,
         params,
@@ -32,11 +35,11 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
         with_ids=body.return_token_ids,
     )
     requests = [
-        Request(f"{frame.id}-{index}", prompt.token_ids, params, index, body.priority, timeout)
+        Request(f"{own_id}-{index}", prompt.token_ids, params, index, body.priority, timeout)
         for index in range(params.n)
     ]
     formats = [_ChatFormat(index, prompt, body, form) for index in range(params.n)]
-    call = Call(service, frame, requests, formats, body.stream_options)
+    call = Call(service, frame, requests, formats, body.stream_options, metrics=metrics)
     return call.stream() if body.stream else await call.answer(http)
 
 

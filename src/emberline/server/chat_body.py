@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from emberline.server.protocol import Body, GenerationBody
+from emberline.server.protocol import Body, ChoicesBody
 from emberline.types import InvalidRequest, SamplingParams
 
 MAX_CHAT_TOP_LOGPROBS = 20
@@ -53,7 +53,7 @@ class Message(Body):
         return {"role": role, "content": content, **given}
 
 
-class ChatBody(GenerationBody):
+class ChatBody(ChoicesBody):
     """`POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)

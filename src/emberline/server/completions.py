@@ -18,16 +18,19 @@ from emberline.types import Request, RequestOutput, SamplingParams
 async def create_completion(service: Service, http: HttpRequest) -> Response:
     """Answer one call, at once or as a stream."""
     body = await service.read(CompletionBody, http)
-    params = body.sampling_params()
+    params = await service.params(body)
     timeout = service.timeout(body.timeout)
     service.check_num_choices(len(body.prompts), params.n)
+    metrics = service.wants_metrics(body.per_request_metrics, len(body.prompts) * params.n)
     prompts = await service.encoder.prompts(
         body.prompts,
         add_special_tokens=body.add_special_tokens,
         echo=body.echo,
         skip_special_tokens=body.skip_special_tokens,
     )
-    frame = Frame(new_id("cmpl"), "text_completion", "text_completion", params.n)
+    own_id = new_id("cmpl")  # two calls may want one id: their requests have their own
+    answer_id = new_id("cmpl", body.request_id) if body.request_id else own_id
+    frame = Frame(answer_id, "text_completion", "text_completion", params.n)
     requests: list[Request] = []
     formats: list[ChoiceFormat] = []
     for prompt in prompts:
@@ -40,12 +43,12 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
         )
         for choice in range(params.n):
             index = len(requests)
-            request_id = f"{frame.id}-{index}"
+            request_id = f"{own_id}-{index}"
             requests.append(
                 Request(request_id, prompt.token_ids, own, choice, body.priority, timeout)
             )
             formats.append(_CompletionFormat(index, prompt, body, form))
-    call = Call(service, frame, requests, formats, body.stream_options)
+    call = Call(service, frame, requests, formats, body.stream_options, metrics=metrics)
     return call.stream() if body.stream else await call.answer(http)
 
 

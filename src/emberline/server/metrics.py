@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -93,7 +94,7 @@ class ServerMetrics:
 
     def __init__(self, snapshot: Callable[[], EngineSnapshot], model_name: str) -> None:
         self.registry = CollectorRegistry()
-        labels = {"model_name": model_name, "engine": "0"}
+        self.labels = labels = {"model_name": model_name, "engine": "0"}
         self.registry.register(_EngineCollector(snapshot, list(labels.values())))
 
         def histogram(name: str, what: str) -> Histogram:
@@ -140,12 +141,21 @@ class ServerMetrics:
         return CallMetrics(self, num_requests)
 
 
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """When the server had a request's tokens, in seconds."""
+
+    first_token: float | None = None  # from the call's arrival; None: none came
+    generation: float = 0.0  # from the first token to the last
+
+
 class CallMetrics:
     """Times of one call's requests."""
 
     def __init__(self, server: ServerMetrics, num_requests: int) -> None:
         self._server = server
         self._began = time.monotonic()
+        self._first: list[float | None] = [None] * num_requests
         self._latest: list[float | None] = [None] * num_requests
         self._open: set[int] = set()
 
@@ -158,6 +168,7 @@ class CallMetrics:
         now, latest = time.monotonic(), self._latest[index]
         if output.token_ids:
             if latest is None:
+                self._first[index] = now
                 self._server.first_token.observe(now - self._began)
             else:
                 count = len(output.token_ids)
@@ -166,6 +177,13 @@ class CallMetrics:
             self._latest[index] = now
         if output.finish_reason is not None:
             self._end(index, output.finish_reason)
+
+    def times(self, index: int) -> RequestTimes:
+        """What has been seen of request `index` so far."""
+        first, latest = self._first[index], self._latest[index]
+        if first is None or latest is None:
+            return RequestTimes()
+        return RequestTimes(first - self._began, latest - first)
 
     def close(self) -> None:
         """The call is over; what was admitted and has not finished was aborted."""

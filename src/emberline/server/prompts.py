@@ -7,7 +7,7 @@ the engine's queue or response shapes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -143,6 +143,28 @@ class PromptEncoder:
         """Token ids of a text, with or without what the tokenizer adds round it."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
+
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that write a word, at the start of a text and behind a space.
+
+        Raises:
+            InvalidRequest: a word is nothing but white space.
+        """
+
+        def sequences(word: str) -> Iterator[tuple[int, ...]]:
+            bare = word.lstrip()
+            if not bare:
+                raise InvalidRequest("bad_words holds a word of white space only", "bad_words")
+            alone = tuple(self.encode(bare, False))
+            spaced = tuple(self.encode(" " + bare, False))
+            yield alone
+            if spaced[-len(alone) :] != alone:  # else forbidding the one forbids the other
+                yield spaced
+
+        def encode() -> tuple[tuple[int, ...], ...]:
+            return tuple(dict.fromkeys(ids for word in words for ids in sequences(word)))
+
+        return await off_loop(sum(map(len, words)), encode)
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Raise `InvalidRequest` for an id outside the vocabulary."""

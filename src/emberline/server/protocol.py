@@ -12,13 +12,17 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from emberline.server.bodies import asked_for, first_error, read_json, refuse_other_parts
-from emberline.types import MAX_TOP_LOGPROBS, InvalidRequest, SamplingParams
+from emberline.types import ALL_LOGPROBS, InvalidRequest, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_STOPS = 16
+MAX_BAD_WORDS = 256
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0)]
+BadWord = Annotated[str, Field(min_length=1, max_length=1000)]
+CallId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
+MetricsLevel = Literal["none", "summary"]
 
 
 def _check_prompt(value: object) -> object:
@@ -55,11 +59,11 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "guided_choice": (),
     "guided_grammar": (),
     "structured_outputs": (),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "tool_calls": ([],),
-    "annotations": ([],),
+    "cache_salt": (),
+    "truncate_prompt_tokens": (),
 }
+MESSAGE_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {**UNSUPPORTED, "annotations": ([],)}
 
 
 class Body(BaseModel):
@@ -86,7 +90,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """The fields that completions and chat share."""
+    """The fields that all endpoints share which generate."""
 
     model: str | None = None
     temperature: Finite = 1.0
@@ -108,9 +112,12 @@ class GenerationBody(Body):
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     logprob_token_ids: list[TokenId] = Field(default_factory=list)
-    logprobs_mode: Literal["raw", "processed"] = "raw"
+    logprobs_mode: Literal["raw", "processed", "both"] = "raw"
+    annotations: bool = False
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[BadWord] = Field(default_factory=list, max_length=MAX_BAD_WORDS)
     accept: Literal["auto", "rejection", "coupled"] = "auto"
     speculate: bool = True
     priority: int = 0
@@ -145,7 +152,7 @@ class GenerationBody(Body):
             "min_p": self.min_p,
             "seed": self.seed,
             "n": self.n,
-            "logit_bias": _logit_bias(self.logit_bias),
+            "logit_bias": logit_biases(self.logit_bias),
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
             "repetition_penalty": self.repetition_penalty,
@@ -161,13 +168,22 @@ class GenerationBody(Body):
             "prompt_logprobs": self.prompt_logprobs,
             "prompt_logprobs_start": self.prompt_logprobs_start,
             "logprobs_mode": self.logprobs_mode,
+            "annotations": self.annotations,
+            "allowed_token_ids": self.allowed_token_ids,
             "accept": self.accept,
             "speculate": self.speculate,
         }
         return SamplingParams(**(options | more))
 
 
-class CompletionBody(GenerationBody):
+class ChoicesBody(GenerationBody):
+    """The fields of the endpoints whose answers have choices."""
+
+    request_id: CallId | None = None
+    per_request_metrics: MetricsLevel | None = None
+
+
+class CompletionBody(ChoicesBody):
     """`POST /v1/completions`."""
 
     prompt: Prompt
@@ -200,12 +216,14 @@ class CompletionBody(GenerationBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives asked for; `true` is 1, as with the clients that send it."""
+        """Alternatives asked for, -1 for all; `true` is 1, as with the clients that send it."""
         if self.logprobs is None or self.logprobs is False:
             return None
-        if not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+        if self.logprobs < ALL_LOGPROBS:
             raise InvalidRequest(
-                f"logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {self.logprobs}", "logprobs"
+                f"logprobs must be a number of alternatives, or {ALL_LOGPROBS} for the whole "
+                f"vocabulary, got {self.logprobs}",
+                "logprobs",
             )
         return int(self.logprobs)
 
@@ -225,7 +243,9 @@ def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
     if isinstance(messages, list):
         refuse_other_parts(messages)
         data["messages"] = [
-            _asked_for(message, f"messages[{i}].") if isinstance(message, dict) else message
+            asked_for(message, MESSAGE_UNSUPPORTED, f"messages[{i}].")
+            if isinstance(message, dict)
+            else message
             for i, message in enumerate(messages)
         ]
     if isinstance(data.get("stream_options"), dict):
@@ -240,7 +260,8 @@ def _asked_for(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return asked_for(data, UNSUPPORTED, prefix)
 
 
-def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
+def logit_biases(bias: Mapping[str, float]) -> dict[int, float]:
+    """Biases by token id, as JSON writes them by its text. Raises `InvalidRequest`."""
     biases: dict[int, float] = {}
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) < 20):

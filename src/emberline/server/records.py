@@ -17,6 +17,7 @@ from emberline.types import (
     RequestOutput,
     SamplingParams,
     SpeculationStats,
+    TokenAnnotation,
     TokenLogprobs,
 )
 
@@ -71,13 +72,12 @@ class RecordFormat:
         """`logprobs.content` of chat: one entry a record, each alternative its own token."""
         entries = []
         for record in records:
-            entry = self._chat_token(record.token_id, record.logprob)
-            entry["top_logprobs"] = [
-                self._chat_token(token_id, logprob)
-                for token_id, logprob in zip(record.top_ids, record.top_logprobs, strict=True)
-            ]
-            if record.chosen_logprobs:
-                entry["token_id_logprobs"] = self._chosen(record)
+            entry = self._chat_token(record.token_id, record.logprob) | self._alternatives(record)
+            if record.processed is not None:
+                logprob = {"logprob": finite(record.processed.logprob)}
+                entry["processed"] = logprob | self._alternatives(record.processed)
+            if record.annotation is not None:
+                entry["annotation"] = self._annotation(record.annotation)
             entries.append(entry)
         return entries
 
@@ -97,9 +97,16 @@ class RecordFormat:
         if self.with_ids:
             arrays["token_ids"] = list(token_ids)
         if self.params.logprob_token_ids:
-            arrays["token_id_logprobs"] = [
-                None if r is None or not r.chosen_logprobs else self._chosen(r) for r in records
-            ]
+            arrays["token_id_logprobs"] = self._chosen_array(records)
+        if self.params.logprobs_mode == "both":
+            twins = [None if r is None else r.processed for r in records]
+            arrays["processed_token_logprobs"] = [t and finite(t.logprob) for t in twins]
+            arrays["processed_top_logprobs"] = [t and self._top_dict(t) for t in twins]
+            if self.params.logprob_token_ids:
+                arrays["processed_token_id_logprobs"] = self._chosen_array(twins)
+        if self.params.annotations:
+            notes = [None if r is None else r.annotation for r in records]
+            arrays["annotations"] = [note and self._annotation(note) for note in notes]
         return arrays
 
     def prompt_entries(
@@ -148,6 +155,29 @@ class RecordFormat:
             top[name] = max(finite(logprob), top.get(name, LOGPROB_FLOOR))
         return top
 
+    def _alternatives(self, record: TokenLogprobs) -> Json:
+        """What chat says of a distribution besides the token's own value."""
+        pairs = zip(record.top_ids, record.top_logprobs, strict=True)
+        said: Json = {"top_logprobs": [self._chat_token(*pair) for pair in pairs]}
+        if record.chosen_logprobs:
+            said["token_id_logprobs"] = self._chosen(record)
+        return said
+
+    def _annotation(self, note: TokenAnnotation) -> Json:
+        draft = note.draft_id
+        return {
+            "step": note.step,
+            "origin": note.origin,
+            "draft_token_id": draft,
+            "draft_token": None if draft is None else self.name(draft),
+            "confidence": note.confidence,
+        }
+
+    def _chosen_array(
+        self, records: Sequence[TokenLogprobs | None]
+    ) -> list[dict[str, float] | None]:
+        return [self._chosen(r) if r is not None and r.chosen_logprobs else None for r in records]
+
     def _chosen(self, record: TokenLogprobs) -> dict[str, float]:
         ids = self.params.logprob_token_ids
         return {
@@ -166,6 +196,10 @@ class Ledger:
     def note(self, index: int, output: RequestOutput) -> None:
         """Remember what choice `index` has come to."""
         self._latest[index] = output
+
+    def latest(self, index: int) -> RequestOutput:
+        """The latest output of choice `index`."""
+        return self._latest[index]
 
     @property
     def finished(self) -> bool:
@@ -219,6 +253,7 @@ def stats_json(stats: SpeculationStats) -> Json:
         "acceptance_rate": stats.acceptance_rate,
         "verified_per_position": list(stats.verified_per_pos),
         "accepted_per_position": list(stats.accepted_per_pos),
+        "accepted_histogram": list(stats.accepted_histogram),
     }
 
 
@@ -235,4 +270,5 @@ def _sum_stats(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         num_emitted=sum(one.num_emitted for one in stats),
         verified_per_pos=total([one.verified_per_pos for one in stats]),
         accepted_per_pos=total([one.accepted_per_pos for one in stats]),
+        accepted_histogram=total([one.accepted_histogram for one in stats]),
     )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 from fastapi import Request as HttpRequest
 from starlette.requests import ClientDisconnect
@@ -17,16 +17,36 @@ from starlette.types import Receive
 
 from emberline.engine.async_engine import AsyncEngine
 from emberline.server.errors import ApiError
-from emberline.server.metrics import ServerMetrics
+from emberline.server.live_audit import LiveAudit
+from emberline.server.metrics import CallMetrics, ServerMetrics
 from emberline.server.prompts import PromptEncoder
-from emberline.server.protocol import AnyBody, parse_body
+from emberline.server.protocol import AnyBody, MetricsLevel, parse_body
 from emberline.server.stream import Outputs, run_requests
 from emberline.server.turns import Turnstile, off_loop
-from emberline.types import InvalidRequest, Request
+from emberline.types import (
+    ALL_LOGPROBS,
+    MAX_TOP_LOGPROBS,
+    InvalidRequest,
+    Request,
+    SamplingParams,
+)
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_CALL_CHOICES = 256
 BYTES_PARSED = 100  # of a body, in the time of one character of a text that is tokenised
+
+
+class Asking(Protocol):
+    """A body that says how to sample."""
+
+    @property
+    def bad_words(self) -> Sequence[str]:
+        """Texts that the answer may not hold."""
+        ...
+
+    def sampling_params(self) -> SamplingParams:
+        """The options, as far as a body can tell without a tokenizer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +58,10 @@ class Service:
     metrics: ServerMetrics
     name: str
     created: int  # Unix seconds
+    audit: LiveAudit | None = None
     request_timeout: float | None = None  # seconds; None = no limit
+    max_logprobs: int = MAX_TOP_LOGPROBS  # widest record that may be asked for; -1 = no limit
+    per_request_metrics: MetricsLevel = "none"  # of answers whose body does not say
     turnstile: Turnstile = field(default_factory=Turnstile)
 
     async def read(self, kind: type[AnyBody], http: HttpRequest) -> AnyBody:
@@ -61,6 +84,42 @@ class Service:
                 code="model_not_found",
             )
         return body
+
+    async def params(self, body: Asking, *, width: str = "logprobs") -> SamplingParams:
+        """The options of a call's requests.
+
+        Args:
+            body: what is asked for.
+            width: the body's name for the number of alternatives.
+
+        Raises:
+            InvalidRequest: an option has no meaning, or is more than the server allows.
+        """
+        params = body.sampling_params()
+        self.check_widths(params, width)
+        if not body.bad_words:
+            return params
+        return replace(params, bad_words=await self.encoder.bad_words(body.bad_words))
+
+    def check_widths(self, params: SamplingParams, width: str = "logprobs") -> None:
+        """Raise `InvalidRequest` for more values a token than the server gives.
+
+        `width` is what the body calls the number of alternatives.
+        """
+        limit = self.max_logprobs
+        for name, asked in (
+            (width, params.logprobs),
+            ("prompt_logprobs", params.prompt_logprobs),
+            ("logprob_token_ids", len(params.logprob_token_ids)),
+        ):
+            every = asked == ALL_LOGPROBS
+            values = self.engine.vocab_size if every else asked or 0
+            if limit != ALL_LOGPROBS and values > limit:
+                raise InvalidRequest(
+                    f"{name} asks for {'all ' if every else ''}{values} values a token: at most "
+                    f"{limit} are given here (--max-logprobs)",
+                    name,
+                )
 
     def timeout(self, asked: float | None) -> float | None:
         """Seconds that a request may take: what it asks for, but no more than the server's limit.
@@ -90,14 +149,34 @@ class Service:
                 "n" if num_prompts == 1 else "prompt",
             )
 
-    def opener(self, requests: Sequence[Request]) -> Callable[[Receive], Outputs]:
-        """Starts the requests once it is given the connection's `receive`."""
-        return partial(run_requests, self.engine, requests, self.metrics.call(len(requests)))
+    def wants_metrics(self, asked: MetricsLevel | None, num_choices: int) -> bool:
+        """Whether the answer of a call carries its request's metrics: asked for, or the server's.
+
+        Raises:
+            InvalidRequest: it asks for them and has several choices, of which none is meant.
+        """
+        if asked == "summary" and num_choices != 1:
+            message = "per_request_metrics are of one request: use one prompt and n 1"
+            raise InvalidRequest(message, "per_request_metrics")
+        return (asked or self.per_request_metrics) == "summary" and num_choices == 1
+
+    def opener(
+        self, requests: Sequence[Request], metrics: CallMetrics | None = None
+    ) -> Callable[[Receive], Outputs]:
+        """Starts the requests once it is given the connection's `receive`.
+
+        Raises:
+            InvalidRequest: one asks for more values a token than the server gives.
+        """
+        for request in requests:
+            self.check_widths(request.params)
+        counted = metrics or self.metrics.call(len(requests))
+        return partial(run_requests, self.engine, requests, counted, self.audit)
 
 
-def new_id(prefix: Literal["cmpl", "chatcmpl"]) -> str:
-    """A fresh id of a call."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+def new_id(prefix: Literal["cmpl", "chatcmpl"], wanted: str | None = None) -> str:
+    """The id of a call: with what its client wants to find it by, or a fresh one."""
+    return f"{prefix}-{wanted or secrets.token_hex(12)}"
 
 
 async def _read_bytes(http: HttpRequest) -> bytes:
