@@ -7,6 +7,7 @@ S request slots, L top-k width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -92,6 +93,19 @@ class StepShape:
     draft_limits: tuple[int, ...]  # [B], most drafts each may draw; 0: it does not draft
 
 
+class DraftConstraint(Protocol):
+    """What may follow which drafts, for the requests that a grammar binds."""
+
+    def mask(self, logits: Tensor, drafts: Sequence[Tensor]) -> Tensor:
+        """Put what may not come next at minus infinity.
+
+        Args:
+            logits: [B, V] of the next slot; not written to.
+            drafts: [B] int64 ids of each slot before it.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DraftContext:
     """What a drafter may know. Only requests that draft are in it: B here is their number."""
@@ -107,6 +121,11 @@ class DraftContext:
     purposes: Tensor  # [B] int64, of this block's draws: `sampling.keys.block_purposes`
     need_logits: bool  # False: nobody will read q (all greedy or coupled)
     draws: Draws
+    constraint: DraftConstraint | None = None  # None: no request is bound by a grammar
+
+    def allowed(self, logits: Tensor, drafts: Sequence[Tensor]) -> Tensor:
+        """What a slot may be drawn from, given the drafts before it: see `DraftConstraint`."""
+        return logits if self.constraint is None else self.constraint.mask(logits, drafts)
 
 
 @dataclass(frozen=True, slots=True)

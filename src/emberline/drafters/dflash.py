@@ -6,6 +6,7 @@ Owns the independent draw only. No sequential head and no confidence: a DSpark o
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from emberline.batch import DraftContext, DraftProposal, DrawKeys
 from emberline.drafters.block_drafter import BlockDrafter
@@ -13,23 +14,22 @@ from emberline.sampling.keys import draw
 
 
 class DFlashDrafter(BlockDrafter):
-    """Drafts a block at once, each token from softmax(base / temperature)."""
+    """Drafts a block, each token from softmax(base / temperature), whatever the others are."""
 
     def propose(self, context: DraftContext) -> DraftProposal:
-        """Draft K tokens a request in one draw."""
+        """Draft K tokens a request. In order: a grammar knows what may follow the drafts before."""
         _, base = self.run_block(context)
-        num_reqs, num_drafts = base.shape[:2]
-        ahead = torch.arange(1, num_drafts + 1, device=context.positions.device)
-        keys = DrawKeys(
-            seeds=context.seeds.repeat_interleave(num_drafts),
-            positions=(context.positions[:, None] + ahead).flatten(),
-            purposes=context.purposes.repeat_interleave(num_drafts),
-        )
-        temperatures = context.temperatures.repeat_interleave(num_drafts)
-        token_ids, drawn = draw(base.flatten(0, 1), temperatures, keys, context.draws)
+        token_ids: list[Tensor] = []
+        drawn = []
+        for slot in range(context.num_drafts):
+            keys = DrawKeys(context.seeds, context.positions + (slot + 1), context.purposes)
+            logits = context.allowed(base[:, slot], token_ids)
+            ids, drawn_logits = draw(logits, context.temperatures, keys, context.draws)
+            token_ids.append(ids)
+            drawn.append(drawn_logits)
         return DraftProposal(
-            token_ids=token_ids.view(num_reqs, num_drafts),
-            num_drafted=torch.full_like(context.anchors, num_drafts),
-            logits=drawn.view(num_reqs, num_drafts, -1) if context.need_logits else None,
+            token_ids=torch.stack(token_ids, dim=1),
+            num_drafted=torch.full_like(context.anchors, context.num_drafts),
+            logits=torch.stack(drawn, dim=1) if context.need_logits else None,
             confidence=None,
         )

@@ -168,12 +168,13 @@ class DSparkDrafter(BlockDrafter):
         """Draft K tokens a request, each from softmax((base + bias) / temperature)."""
         hidden, base = self.run_block(context)
         previous_ids, state = context.anchors, None
-        token_ids, drawn, embedded = [], [], []
+        token_ids: list[Tensor] = []
+        drawn, embedded = [], []
         for slot in range(context.num_drafts):
             previous = self._markov.embed(previous_ids)
             bias, state = self._markov.step(hidden[:, slot], previous, state)
             keys = DrawKeys(context.seeds, context.positions + (slot + 1), context.purposes)
-            logits = base[:, slot] + bias
+            logits = context.allowed(base[:, slot] + bias, token_ids)
             previous_ids, drawn_logits = draw(logits, context.temperatures, keys, context.draws)
             token_ids.append(previous_ids)
             embedded.append(previous)

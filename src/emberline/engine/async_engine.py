@@ -18,10 +18,12 @@ from typing import Protocol
 
 from emberline.config import EngineConfig
 from emberline.engine.detokenizer import TextStream, TokenText
+from emberline.engine.grammar import Matcher
 from emberline.engine.output_stream import OutputStream
 from emberline.types import (
     EngineSnapshot,
     FinishReason,
+    Grammar,
     InvalidRequest,
     QueueFull,
     Request,
@@ -54,6 +56,10 @@ class SteppingEngine(Protocol):
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
+        ...
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at the start of a grammar, from any thread; `InvalidRequest` if it is none."""
         ...
 
     def add(self, request: Request, text: TextStream | None = None) -> None:
@@ -138,6 +144,7 @@ class AsyncEngine:
         self.token_text = token_text
         self.vocab_size = engine.vocab_size
         self.max_model_len = engine.max_model_len
+        self.max_draft_tokens = engine.max_draft_tokens
         self.max_queue = engine.config.scheduler.max_queue
         self.info = dict(engine.info)
         self._engine = engine
@@ -169,6 +176,9 @@ class AsyncEngine:
             QueueFull: too many wait already.
             EngineStopped: the engine takes no more requests.
         """
+        for grammar in {request.params.grammar for request in requests}:
+            if grammar is not None:  # here, not in the engine's thread: a big one takes long
+                await asyncio.to_thread(self._engine.matcher, grammar)
         streams = [OutputStream(request, self.abort) for request in requests]
         arrival = _Arrival(streams)
         self._send(arrival)

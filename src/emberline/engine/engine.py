@@ -15,22 +15,25 @@ from emberline.batch import KVSpec
 from emberline.cache.page_pool import PagePool
 from emberline.cache.radix import RadixCache
 from emberline.config import EngineConfig
+from emberline.engine.grammar import GrammarCompiler, Matcher
 from emberline.engine.pace import Pace
+from emberline.engine.prediction import Prediction
 from emberline.engine.request_state import Ending, RequestState, TextStream, append_run
 from emberline.engine.scheduler import ScheduledRequest, Scheduler
-from emberline.engine.scoring import score_emitted, score_prompts
+from emberline.engine.scoring import annotate, score_emitted, score_prompts
 from emberline.engine.step import StepParts, StepResult, run_step
 from emberline.engine.step_inputs import build_inputs
 from emberline.engine.trace import BlockTrace, Observer
+from emberline.engine.validation import check_ids, check_length, check_options
 from emberline.sampling.keys import request_seed
 from emberline.types import (
     TIMED_OUT,
     EngineSnapshot,
     FinishReason,
+    Grammar,
     InvalidRequest,
     Request,
     RequestOutput,
-    SamplingParams,
     TokenLogprobs,
 )
 from emberline.verify.planner import Planner
@@ -47,6 +50,7 @@ class Engine:
     """Continuous batching over one target and at most one drafter. Not thread-safe.
 
     `observer`, where one is set, is told each step's blocks of a drafter that has confidences.
+    `grammars` compiles what requests ask to be bound by.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Engine:
         config: EngineConfig,
         info: Mapping[str, object] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.parts = parts
         self._pool = pool
@@ -75,6 +80,7 @@ class Engine:
         self._num_added = 0
         self._next_check = -math.inf
         self.observer: Observer | None = None
+        self.grammars = grammars
 
     @property
     def pool(self) -> PagePool:
@@ -96,8 +102,18 @@ class Engine:
         self.parts = replace(self.parts, planner=planner)
         self.info["planner"] = name
 
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at the start of a grammar; the grammar is compiled once. From any thread.
+
+        Raises:
+            InvalidRequest: it does not compile, or there is no tokenizer to compile it for.
+        """
+        if self.grammars is None:
+            raise InvalidRequest("a grammar needs a tokenizer", "grammar")
+        return self.grammars.matcher(grammar)
+
     def add(self, request: Request, text: TextStream | None = None) -> None:
-        """Queue a request. Never blocks.
+        """Queue a request. Never blocks, but for the compiling of a grammar that is new.
 
         Raises:
             InvalidRequest: it can never run; `param` names the field.
@@ -107,6 +123,7 @@ class Engine:
         params = request.params
         room = self.max_model_len if params.max_tokens is None else params.max_tokens
         limit = min(len(request.prompt_token_ids) + room, self.max_model_len, self._cache_len)
+        now = self._clock()
         state = RequestState(
             request=request,
             text=text,
@@ -115,7 +132,10 @@ class Engine:
             stop_ids=frozenset() if params.ignore_eos else self.parts.eos_ids,
             token_ids=list(request.prompt_token_ids),
             serial=self._num_added,
-            deadline=self._clock() + (math.inf if request.timeout is None else request.timeout),
+            arrived=now,
+            deadline=now + (math.inf if request.timeout is None else request.timeout),
+            matcher=self.matcher(params.grammar) if params.grammar is not None else None,
+            prediction=Prediction(request.prediction) if request.prediction else None,
             prompt_scores=None if params.prompt_logprobs is None else [],
         )
         self._scheduler.add(state, self._pace.seconds_to_next())
@@ -174,15 +194,20 @@ class Engine:
 
     def _run(self, plan: list[ScheduledRequest]) -> list[RequestOutput]:
         parts = self.parts
+        now = self._clock()
+        for entry in plan:
+            if entry.state.first_run is None:
+                entry.state.first_run = now
         self._write_history([entry.state for entry in plan])
         inputs = build_inputs(plan, parts.eos_ids, parts.history.device)
         result = run_step(parts, inputs)
         broken = self._broken(result)
         if self.observer is not None:
             self.observer(_blocks(plan, result))
-        records = score_emitted(plan, result)
+        records = annotate(plan, result, score_emitted(plan, result))
         score_prompts(plan, result)
-        return self._commit(plan, result, records, broken)
+        predicted = [bool(ids) for ids in inputs.predicted]
+        return self._commit(plan, result, records, broken, predicted)
 
     def _commit(
         self,
@@ -190,6 +215,7 @@ class Engine:
         result: StepResult,
         records: list[tuple[TokenLogprobs, ...] | None],
         broken: frozenset[int],
+        predicted: list[bool],
     ) -> list[RequestOutput]:
         """Append what was emitted, cut at stops; count, finish, free."""
         emitted = result.verdict.token_ids.tolist()
@@ -216,8 +242,10 @@ class Engine:
             if is_first and (kept or ending):
                 self._totals["prompt_tokens"] += state.num_prompt
             elif kept:
-                self._count_verify(state, drafted[i], admitted[i], accepted[i], len(kept))
+                counts = drafted[i], admitted[i], accepted[i], len(kept)
+                self._count_verify(state, *counts, predicted=predicted[i])
             self._totals["generation_tokens"] += len(kept)
+            state.num_emitting_steps += bool(kept)
             if kept or ending:
                 scored = records[i]
                 kept_records = scored[: len(kept)] if scored is not None else None
@@ -234,7 +262,7 @@ class Engine:
         if records is None and state.params.logprobs is not None:
             records = ()
         if ending is not None:
-            return self._finish(state, ending, kept, records)
+            return self._finish(state, ending, kept, records, ending.error)
         return self._delta(state, kept, records)
 
     def _delta(
@@ -259,6 +287,7 @@ class Engine:
             num_prompt_tokens=state.num_prompt,
             num_cached_tokens=state.num_cached or 0,
             num_output_tokens=state.num_output,
+            queue_seconds=state.waited(self._clock()),
             stats=state.stats,
         )
 
@@ -316,68 +345,34 @@ class Engine:
             self.parts.history[places[0], places[1]] = torch.tensor(token_ids).to(places.device)
 
     def _count_verify(
-        self, state: RequestState, drafted: int, admitted: int, accepted: int, kept: int
+        self,
+        state: RequestState,
+        drafted: int,
+        admitted: int,
+        accepted: int,
+        kept: int,
+        *,
+        predicted: bool,
     ) -> None:
         """Exact counts from this step's real widths; drafts behind a stop were not accepted."""
         accepted = min(accepted, kept)
-        state.stats = state.stats.add_step(drafted, admitted, accepted, kept)
+        state.stats = state.stats.add_step(drafted, admitted, accepted, kept, predicted=predicted)
         self._totals["num_verify_steps"] += 1
         self._totals["num_emitted_tokens"] += kept
         self._totals["num_draft_tokens"] += admitted
         self._totals["num_accepted_tokens"] += accepted
+        more = accepted - len(self._accepted_per_pos)  # a prediction's blocks may be longer
+        self._accepted_per_pos += [0] * more
         for position in range(accepted):
             self._accepted_per_pos[position] += 1
 
     def validate(self, request: Request, *, has_text: bool) -> None:
         """Raise `InvalidRequest` for what can never run. `has_text`: a tokenizer follows along."""
-        params, prompt = request.params, request.prompt_token_ids
         if request.request_id in self._states:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", "request_id")
-        if not prompt:
-            raise InvalidRequest("the prompt is empty: give at least one token", "prompt")
-        for name, ids in (
-            ("prompt", prompt),
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-            ("logprob_token_ids", params.logprob_token_ids),
-        ):
-            outside = [i for i in ids if not 0 <= i < self.vocab_size]
-            if outside:
-                raise InvalidRequest(
-                    f"{name} holds token id {outside[0]}, outside [0, {self.vocab_size})", name
-                )
-        for name, width in (
-            ("logprobs", params.logprobs),
-            ("prompt_logprobs", params.prompt_logprobs),
-        ):
-            if width is not None and width > self.vocab_size:
-                raise InvalidRequest(f"{name} exceeds the vocabulary of {self.vocab_size}", name)
-        if params.stop and not has_text:
-            raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", "stop")
-        if params.prompt_logprobs is not None and params.prompt_logprobs_start >= len(prompt):
-            raise InvalidRequest(
-                f"prompt_logprobs_start {params.prompt_logprobs_start} is past the prompt's "
-                f"{len(prompt)} tokens",
-                "prompt_logprobs_start",
-            )
-        self._validate_length(len(prompt), params)
-
-    def _validate_length(self, num_prompt: int, params: SamplingParams) -> None:
-        limit = min(self.max_model_len, self._cache_len)
-        what = "context length" if limit == self.max_model_len else "KV cache"
-        wanted = 1 if params.max_tokens is None else params.max_tokens
-        if num_prompt + min(wanted, 1) > limit:
-            raise InvalidRequest(
-                f"the prompt has {num_prompt} tokens; the {what} of {limit} leaves no room for an "
-                f"answer: shorten it",
-                "prompt",
-            )
-        if num_prompt + wanted > limit:
-            raise InvalidRequest(
-                f"prompt of {num_prompt} and max_tokens {wanted} exceed the {what} of {limit}: "
-                f"use max_tokens of at most {limit - num_prompt}",
-                "max_tokens",
-            )
+        check_ids(request, self.vocab_size)
+        check_options(request, has_text=has_text)
+        check_length(request, self.max_model_len, self._cache_len)
 
 
 def make_cache(parts: StepParts, pool: PagePool, enabled: bool) -> RadixCache:

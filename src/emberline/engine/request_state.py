@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from emberline.engine.grammar import Matcher
+from emberline.engine.prediction import WINDOW, Prediction
 from emberline.types import (
     FinishReason,
     Request,
@@ -17,6 +19,8 @@ from emberline.types import (
     SpeculationStats,
     TokenLogprobs,
 )
+
+GRAMMAR_ERROR = "the grammar cannot go on from here: it is too complex, or its matcher failed"
 
 
 class TextStream(Protocol):
@@ -42,15 +46,20 @@ class RequestState:
     stop_ids: frozenset[int]  # EOS of the model, or nothing under ignore_eos
     token_ids: list[int]
     serial: int = 0  # name among all requests of the engine, in order of arrival
-    deadline: float = math.inf  # of the engine's clock
+    arrived: float = 0.0  # of the engine's clock
+    first_run: float | None = None
+    deadline: float = math.inf
     num_computed: int = 0  # tokens with target KV
     num_cached: int | None = None  # prompt tokens found in the cache when it first ran
     pages: list[int] = field(default_factory=list)  # NO_PAGE where a window no longer looks
     slot: int = -1  # row of the token table while running
     shared: bool = False  # its prompt is in the cache
     aborted: bool = False
+    matcher: Matcher | None = None  # of its grammar, after everything emitted
+    prediction: Prediction | None = None
     prompt_scores: list[TokenLogprobs | None] | None = None
     prompt_reported: bool = False  # prompt_scores were handed out
+    num_emitting_steps: int = 0  # steps that emitted tokens of it
     num_written: int = 0  # tokens in the token table's row
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
@@ -97,6 +106,17 @@ class RequestState:
         """Tokens that may still be emitted."""
         return self.length_limit - len(self.token_ids)
 
+    def most_drafts(self, max_draft_tokens: int) -> int:
+        """Drafts that its next block may hold: those of its prediction, or a drafter's."""
+        if not self.params.speculate:
+            return 0
+        ahead = len(self.prediction.ahead(WINDOW - 1)) if self.prediction is not None else 0
+        return ahead or max_draft_tokens
+
+    def waited(self, now: float) -> float:
+        """Seconds from its arrival until it first ran, or until now."""
+        return (now if self.first_run is None else self.first_run) - self.arrived
+
     @property
     def scores_prompt(self) -> bool:
         """Whether prompt log-probabilities are still to be computed."""
@@ -109,6 +129,7 @@ class Ending:
 
     reason: FinishReason
     stop_reason: int | str | None = None
+    error: str | None = None
 
 
 def append_run(state: RequestState, run: list[int]) -> tuple[list[int], Ending | None]:
@@ -120,6 +141,8 @@ def append_run(state: RequestState, run: list[int]) -> tuple[list[int], Ending |
     params = state.params
     for count, token_id in enumerate(run, 1):
         state.token_ids.append(token_id)
+        if state.prediction is not None:
+            state.prediction.push(token_id)
         may_stop = state.num_output >= params.min_tokens
         matched = state.text.push(token_id, check_stop=may_stop) if state.text else None
         if token_id in state.stop_ids:
@@ -130,4 +153,6 @@ def append_run(state: RequestState, run: list[int]) -> tuple[list[int], Ending |
             return run[:count], Ending(FinishReason.STOP, matched)
         if state.num_remaining <= 0:
             return run[:count], Ending(FinishReason.LENGTH)
+        if state.matcher is not None and not state.matcher.consume(token_id):
+            return run[:count], Ending(FinishReason.ERROR, error=GRAMMAR_ERROR)
     return run, None

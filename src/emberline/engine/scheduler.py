@@ -211,7 +211,7 @@ class Scheduler:
         reaches_end = num_known == state.num_pending
         samples = reaches_end and state.num_remaining > 0
         decodes = samples and num_known == 1 and state.num_output > 0
-        drafts = self.max_draft_tokens if decodes and state.params.speculate else 0
+        drafts = state.most_drafts(self.max_draft_tokens) if decodes else 0
         # At its end a sequence gets logits even if nothing is drawn: they say whether it is sound.
         num_scored = int(reaches_end)
         if state.scores_prompt:

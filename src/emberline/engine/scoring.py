@@ -7,6 +7,7 @@ scored by entry i of its window; a prompt token by the entry of the token before
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,45 +16,109 @@ from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.step import StepResult
 from emberline.layout import Scored
 from emberline.sampling.logprobs import chosen_logprobs, score_tokens
-from emberline.types import TokenLogprobs
+from emberline.types import ALL_LOGPROBS, Origin, TokenAnnotation, TokenLogprobs
+
+Records = list[tuple[TokenLogprobs, ...] | None]
 
 
-def score_emitted(
-    plan: Sequence[ScheduledRequest], result: StepResult
-) -> list[tuple[TokenLogprobs, ...] | None]:
+def score_emitted(plan: Sequence[ScheduledRequest], result: StepResult) -> Records:
     """One record an emitted token for each request that wants them, else None."""
-    bounds = result.verdict.emitted_start_loc.tolist()
-    records: list[tuple[TokenLogprobs, ...] | None] = [None] * len(plan)
-    for mode, logits in (("raw", result.raw_logits), ("processed", result.processed_logits)):
-        wanting = [
-            i
-            for i, entry in enumerate(plan)
-            if entry.state.params.logprobs is not None
-            and entry.state.params.logprobs_mode == mode
-            and bounds[i + 1] > bounds[i]
-        ]
-        if not wanting:
-            continue
-        rows = torch.tensor([row for i in wanting for row in range(bounds[i], bounds[i + 1])])
-        index = result.verdict.scored_index[rows]
-        widths = [plan[i].state.params.logprobs or 0 for i in wanting]
-        scored = _records(
-            logits,
-            index,
-            result.verdict.token_ids[rows],
-            [w for i, w in zip(wanting, widths, strict=True) for _ in range(*bounds[i : i + 2])],
-            [
-                plan[i].state.params.logprob_token_ids
-                for i in wanting
-                for _ in range(*bounds[i : i + 2])
-            ],
-        )
-        start = 0
-        for i in wanting:
-            count = bounds[i + 1] - bounds[i]
-            records[i] = tuple(scored[start : start + count])
-            start += count
+    if all(entry.state.params.logprobs is None for entry in plan):
+        return [None] * len(plan)
+    raw = _score(plan, result, result.raw_logits, ("raw", "both"))
+    processed = _score(plan, result, result.processed_logits, ("processed", "both"))
+    records: Records = []
+    for one, other in zip(raw, processed, strict=True):
+        if one is not None and other is not None:
+            one = tuple(replace(r, processed=p) for r, p in zip(one, other, strict=True))
+        records.append(one if one is not None else other)
     return records
+
+
+def annotate(plan: Sequence[ScheduledRequest], result: StepResult, records: Records) -> Records:
+    """The records, with how each token came about for the requests that want to know."""
+    if not any(entry.state.params.annotations for entry in plan):
+        return records
+    columns = zip(
+        plan,
+        records,
+        result.num_admitted.tolist(),
+        result.verdict.num_accepted.tolist(),
+        [[]] * len(plan) if result.draft_ids is None else result.draft_ids.tolist(),
+        [[]] * len(plan) if result.confidence is None else result.confidence.tolist(),
+        strict=True,
+    )
+    return [
+        run and _annotated(run, entry.state.num_emitting_steps, *blocks)
+        if entry.state.params.annotations
+        else run
+        for entry, run, *blocks in columns
+    ]
+
+
+def _annotated(
+    run: tuple[TokenLogprobs, ...],
+    step: int,
+    num_admitted: int,
+    num_accepted: int,
+    drafts: Sequence[int],
+    confidence: Sequence[float],
+) -> tuple[TokenLogprobs, ...]:
+    """The records of one request's run, annotated."""
+    annotated = []
+    for i, record in enumerate(run):
+        judged = i < num_admitted
+        if i < num_accepted:
+            origin = Origin.ACCEPTED
+        elif judged:
+            origin = Origin.RECOVERED
+        else:
+            origin = Origin.BONUS if num_admitted else Origin.DECODED
+        note = TokenAnnotation(
+            step,
+            origin,
+            drafts[i] if judged else None,
+            confidence[i] if judged and confidence else None,
+        )
+        annotated.append(replace(record, annotation=note))
+    return tuple(annotated)
+
+
+def _score(
+    plan: Sequence[ScheduledRequest], result: StepResult, logits: Scored, modes: tuple[str, ...]
+) -> Records:
+    """Records of the requests that want one of these modes."""
+    bounds = result.verdict.emitted_start_loc.tolist()
+    records: Records = [None] * len(plan)
+    wanting = [
+        i
+        for i, entry in enumerate(plan)
+        if entry.state.params.logprobs is not None
+        and entry.state.params.logprobs_mode in modes
+        and bounds[i + 1] > bounds[i]
+    ]
+    if not wanting:
+        return records
+    rows = torch.tensor([row for i in wanting for row in range(bounds[i], bounds[i + 1])])
+    owners = [plan[i].state.params for i in wanting for _ in range(bounds[i], bounds[i + 1])]
+    scored = _records(
+        logits,
+        result.verdict.scored_index[rows],
+        result.verdict.token_ids[rows],
+        [_width(params.logprobs, logits) for params in owners],
+        [params.logprob_token_ids for params in owners],
+    )
+    start = 0
+    for i in wanting:
+        count = bounds[i + 1] - bounds[i]
+        records[i] = tuple(scored[start : start + count])
+        start += count
+    return records
+
+
+def _width(wanted: int | None, logits: Scored) -> int:
+    """Alternatives to report, `ALL_LOGPROBS` being the whole vocabulary."""
+    return logits.shape[-1] if wanted == ALL_LOGPROBS else wanted or 0
 
 
 def score_prompts(plan: Sequence[ScheduledRequest], result: StepResult) -> None:
@@ -77,7 +142,7 @@ def score_prompts(plan: Sequence[ScheduledRequest], result: StepResult) -> None:
             continue
         index = torch.tensor([scored_end[i] - (end - (p - 1)) for p in positions])
         ids = [state.token_ids[p] for p in positions]
-        width = state.params.prompt_logprobs or 0
+        width = _width(state.params.prompt_logprobs, result.raw_logits)
         chosen = [state.params.logprob_token_ids] * len(ids)
         state.prompt_scores += _records(
             result.raw_logits, index, torch.tensor(ids), [width] * len(ids), chosen

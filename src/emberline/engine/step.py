@@ -14,7 +14,6 @@ from torch import Tensor
 from emberline.batch import (
     Admission,
     CommittedTokens,
-    DraftContext,
     DraftProposal,
     Draws,
     ForwardBatch,
@@ -25,11 +24,11 @@ from emberline.batch import (
 from emberline.cache.kv_pool import KVPool
 from emberline.config import LayoutKind
 from emberline.drafters.base import Drafter
+from emberline.engine.propose import propose
 from emberline.engine.step_inputs import StepInputs
 from emberline.layout import Scored, TokenLayout, Tokens
 from emberline.models.target import Target
 from emberline.sampling import processors, rejection
-from emberline.sampling.keys import block_purposes
 from emberline.verify.planner import Planner
 
 
@@ -56,6 +55,7 @@ class StepResult:
 
     layout: TokenLayout
     num_drafted: Tensor  # [B] int64
+    draft_ids: Tensor | None  # [B, K] int64; None: nobody drafted
     confidence: Tensor | None  # [B, K] float32
     num_admitted: Tensor  # [B] int64
     verdict: Verdict
@@ -67,12 +67,16 @@ class StepResult:
 def run_step(parts: StepParts, inputs: StepInputs) -> StepResult:
     """Run one step for B >= 1 requests."""
     shape = choose_depths(parts, inputs.shape)
-    proposal = propose(parts, inputs, shape)
+    proposal = propose(parts.drafter, inputs, shape, parts.history, parts.draws)
     admission = admit(parts, inputs, proposal, shape)
-    layout = lay_out(parts, inputs, admission)
+    masks = None
+    if inputs.grammar is not None:
+        masks = inputs.grammar.masks(proposal, admission.num_admitted)
+        inputs.grammar.close()
+    layout = lay_out(parts, inputs, admission, shape)
     batch = forward_batch(parts, inputs, proposal, layout)
     output = parts.target.forward(batch)
-    processed = processors.process(output.logits, layout, batch.token_ids, inputs.sampling)
+    processed = processors.process(output.logits, layout, batch.token_ids, inputs.sampling, masks)
     verdict = rejection.accept(
         layout,
         batch.token_ids,
@@ -90,6 +94,7 @@ def run_step(parts: StepParts, inputs: StepInputs) -> StepResult:
     return StepResult(
         layout=layout,
         num_drafted=proposal.num_drafted if proposal is not None else nothing,
+        draft_ids=proposal.token_ids if proposal is not None else None,
         confidence=proposal.confidence if proposal is not None else None,
         num_admitted=admission.num_admitted,
         verdict=verdict,
@@ -103,64 +108,9 @@ def choose_depths(parts: StepParts, shape: StepShape) -> StepShape:
 
     Settled before anything is drawn, so that what the planner does not want costs no draft work.
     """
-    if parts.drafter is None:
+    if not any(shape.draft_limits) and parts.drafter is None:
         return shape
     return replace(shape, draft_limits=parts.planner.depths(shape))
-
-
-def propose(parts: StepParts, inputs: StepInputs, shape: StepShape) -> DraftProposal | None:
-    """Drafts of all B requests, none for those that do not draft; None if nobody does."""
-    depths = shape.draft_limits
-    num_drafts = max(depths)
-    if parts.drafter is None or not num_drafts:
-        return None
-    device = inputs.known_lens.device
-    depth = torch.tensor(depths, dtype=torch.int64, device=device)
-    some = torch.tensor([i for i, d in enumerate(depths) if d], dtype=torch.int64, device=device)
-    everyone = len(some) == len(depths)
-
-    def of(x: Tensor) -> Tensor:
-        return x if everyone else x[some]
-
-    proposal = sane(
-        parts.drafter.propose(
-            DraftContext(
-                num_drafts=num_drafts,
-                req_index=of(inputs.req_index),
-                # A drafting request has one known token, its anchor.
-                anchors=of(inputs.known_ids[torch.cumsum(inputs.known_lens, 0) - 1]),
-                positions=of(inputs.start_positions),
-                page_table=of(inputs.page_table),
-                history=parts.history,
-                temperatures=of(inputs.temperatures),
-                seeds=of(inputs.seeds),
-                purposes=of(block_purposes(inputs.coupled, inputs.start_positions)),
-                need_logits=inputs.need_draft_logits,
-                draws=parts.draws,
-            )
-        )
-    )
-
-    def spread(x: Tensor) -> Tensor:
-        return x if everyone else x.new_zeros((len(depths), *x.shape[1:])).index_copy_(0, some, x)
-
-    return DraftProposal(
-        token_ids=spread(proposal.token_ids),
-        num_drafted=torch.minimum(spread(proposal.num_drafted), depth),
-        logits=None if proposal.logits is None else spread(proposal.logits),
-        confidence=None if proposal.confidence is None else spread(proposal.confidence),
-    )
-
-
-def sane(proposal: DraftProposal) -> DraftProposal:
-    """The proposal up to each request's first draft whose logits are not finite.
-
-    A ratio to a q that is NaN would accept anything: such a draft was drawn from nothing.
-    """
-    if proposal.logits is None:
-        return proposal
-    finite = torch.isfinite(proposal.logits.amax(-1)).long().cumprod(-1).sum(-1)
-    return replace(proposal, num_drafted=torch.minimum(proposal.num_drafted, finite))
 
 
 def admit(
@@ -172,11 +122,14 @@ def admit(
     return parts.planner.admit(proposal, shape)
 
 
-def lay_out(parts: StepParts, inputs: StepInputs, admission: Admission) -> TokenLayout:
+def lay_out(
+    parts: StepParts, inputs: StepInputs, admission: Admission, shape: StepShape
+) -> TokenLayout:
     """Known tokens, then admitted drafts. A verify window is the anchor and its drafts."""
     admitted = admission.num_admitted
     num_draft_tokens = admission.num_draft_tokens
     most_drafts = parts.drafter.max_draft_tokens if parts.drafter is not None else 0
+    most_drafts = max(most_drafts, *shape.draft_limits)  # a prediction's blocks may be longer
     return TokenLayout.build(
         inputs.known_lens + admitted,
         torch.where(inputs.samples, admitted + 1, 0),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from emberline.batch import StepShape
+from emberline.engine.grammar import StepGrammar
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.sampling.processors import SamplingBatch
 
@@ -33,6 +34,9 @@ class StepInputs:
     coupled: Tensor  # [B] bool
     need_draft_logits: bool  # whether rejection sampling will read q
     sampling: SamplingBatch
+    predicted: tuple[tuple[int, ...], ...]  # [B] drafts of predicted outputs; () = the drafter's
+    predicted_confidence: tuple[float, ...]  # [B] in each of those
+    grammar: StepGrammar | None  # None: no grammar binds any request
 
 
 def build_inputs(
@@ -54,6 +58,8 @@ def build_inputs(
         next_known.append(entry.state.token_ids[end] if goes_on else 0)
     width = max(len(state.pages) for state in states)
     limits = [entry.draft_limit for entry in plan]
+    predictions = [state.prediction for state in states]
+    matchers = [state.matcher for state in states]
     return StepInputs(
         shape=StepShape(
             num_known=len(known),
@@ -89,4 +95,12 @@ def build_inputs(
             eos_ids=[eos_ids if not p.ignore_eos else frozenset() for p in params],
             device=str(device),
         ),
+        predicted=tuple(
+            prediction.ahead(limit) if prediction is not None else ()
+            for prediction, limit in zip(predictions, limits, strict=True)
+        ),
+        predicted_confidence=tuple(
+            prediction.confidence if prediction is not None else 0.0 for prediction in predictions
+        ),
+        grammar=StepGrammar(matchers, eos_ids, device) if any(matchers) else None,
     )

@@ -7,9 +7,10 @@ A window's entry i is processed as if the drafts 1 .. i before it had been emitt
 count for penalties and for `min_tokens`. Each row is computed from its own logits and its own
 history, so it is bit for bit the same in any batch and with any number of drafts after it.
 
-Order: `min_tokens` mask, `logit_bias`, penalties (repetition, over prompt and output; frequency and
-presence, over the output), temperature, `min_p`, `top_k`, `top_p`. The last three look at what the
-ones before them left. For greedy requests the last four do not matter and are not applied.
+Order: what may come at all (grammar, `allowed_token_ids`, `bad_words`, the `min_tokens` mask),
+`logit_bias`, penalties (repetition, over prompt and output; frequency and presence, over the
+output), temperature, `min_p`, `top_k`, `top_p`. The last three look at what the ones before them
+left. For greedy requests the last four do not matter and are not applied.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class RequestSampling:
     params: SamplingParams
     num_output_tokens: int  # emitted before this step
     barred_ids: Tensor | None  # [E] int64, ids that may not come before `min_tokens`
+    allowed_ids: Tensor | None  # [any] int64, ids that may come; None = all
+    recent_ids: tuple[int, ...]  # as many of the last tokens as the longest bad word looks back
     bias_ids: Tensor | None  # [G] int64
     biases: Tensor | None  # [G] float64
     prompt_ids: Tensor | None  # [any] int64; None without a repetition penalty
@@ -71,7 +74,11 @@ class SamplingBatch:
 
 
 def process(
-    logits: Scored, layout: TokenLayout, token_ids: Tokens, sampling: SamplingBatch
+    logits: Scored,
+    layout: TokenLayout,
+    token_ids: Tokens,
+    sampling: SamplingBatch,
+    masks: Sequence[Tensor | None] | None = None,
 ) -> Scored:
     """Logits of p for every window entry; p is their softmax. [Q, V] -> [Q, V].
 
@@ -84,29 +91,40 @@ def process(
         layout: the step's map.
         token_ids: [T] int64; the trailing ones of a window are its drafts.
         sampling: the options of the step's B requests.
+        masks: for each request, what a grammar lets each entry of its window be ([W, V] bool), or
+            None; None: no grammar binds any.
     """
-    if not any(sampling.requests):
+    masks = masks or [None] * layout.num_reqs
+    if not any(sampling.requests) and all(mask is None for mask in masks):
         return logits
     starts, lens = layout.window_start.tolist(), layout.window_lens.tolist()
     todo = [
-        (request, start, num)
-        for request, start, num in zip(sampling.requests, starts, lens, strict=True)
-        if request is not None and num
+        (request, mask, start, num)
+        for request, mask, start, num in zip(sampling.requests, masks, starts, lens, strict=True)
+        if (request is not None or mask is not None) and num
     ]
     if not todo:
         return logits
     processed = logits.clone()
     scored_ids = layout.score(token_ids)
-    for request, start, num in todo:
+    for request, mask, start, num in todo:
         window = processed[start : start + num]
-        _shape_(window, request, scored_ids[start + 1 : start + num])
-        if not request.params.greedy:
-            _temper_(window, request.params)
+        if mask is not None:
+            window.masked_fill_(~mask, -torch.inf)
+        if request is not None:
+            _shape_(window, request, scored_ids[start + 1 : start + num])
+            if not request.params.greedy:
+                _temper_(window, request.params)
     return Scored(processed)
 
 
 def _shape_(window: Tensor, request: RequestSampling, drafts: Tensor) -> None:
     """In place: what changes which id is best. [W, V], drafts [W - 1]."""
+    if request.allowed_ids is not None:
+        barred = torch.ones(window.shape[-1], dtype=torch.bool, device=window.device)
+        window.masked_fill_(barred.index_fill_(0, request.allowed_ids, False), -torch.inf)
+    if request.params.bad_words:
+        _bar_words_(window, request, drafts)
     num_barred = request.params.min_tokens - request.num_output_tokens
     if request.barred_ids is not None and num_barred > 0:
         window[:num_barred].index_fill_(-1, request.barred_ids, -torch.inf)
@@ -114,6 +132,17 @@ def _shape_(window: Tensor, request: RequestSampling, drafts: Tensor) -> None:
         window[:, request.bias_ids] += request.biases.to(window.dtype)
     if request.output_ids is not None:
         _penalise_(window, request, request.output_ids, drafts)
+
+
+def _bar_words_(window: Tensor, request: RequestSampling, drafts: Tensor) -> None:
+    """In place: no entry may complete a bad word that the tokens before it have begun."""
+    before = [*request.recent_ids, *drafts.tolist()]
+    first = len(request.recent_ids)  # tokens before entry 0
+    for entry, row in enumerate(window):
+        said = before[: first + entry]
+        for *start, last in request.params.bad_words:
+            if said[len(said) - len(start) :] == start and len(said) >= len(start):
+                row[last] = -torch.inf
 
 
 def _temper_(window: Tensor, params: SamplingParams) -> None:
@@ -170,12 +199,16 @@ def _request_sampling(
     tempers = not params.greedy and (
         params.temperature != 1.0 or params.min_p > 0.0 or params.top_k > 0 or params.top_p < 1.0
     )
-    if not (bars or params.logit_bias or penalises or tempers):
+    limits = params.allowed_token_ids is not None or bool(params.bad_words)
+    if not (bars or limits or params.logit_bias or penalises or tempers):
         return None
+    look_back = max((len(word) for word in params.bad_words), default=1) - 1
     return RequestSampling(
         params=params,
         num_output_tokens=len(output_ids),
         barred_ids=ints(barred) if bars else None,
+        allowed_ids=None if params.allowed_token_ids is None else ints(params.allowed_token_ids),
+        recent_ids=tuple(output_ids[len(output_ids) - look_back :]) if look_back else (),
         bias_ids=ints(params.logit_bias.keys()) if params.logit_bias else None,
         biases=torch.tensor(list(params.logit_bias.values()), dtype=torch.float64, device=device)
         if params.logit_bias

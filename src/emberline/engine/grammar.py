@@ -1,0 +1,276 @@
+"""Grammars: what may come next in an answer, and what may follow which drafts.
+
+Owns compiling (llguidance does it), the walk along a run of drafts, and the masks on the way. Must
+not know how drafts are made or judged, nor where a grammar came from.
+
+A window's entry i is masked as if the drafts 1 .. i before it had been emitted. Drafts are drawn
+under the same masks, so that they are ones the target may take; those of a drafter that knows no
+masks (a lookup) count up to the first that may not come. What ends the answer is the model's own
+EOS, allowed by the grammar where it is satisfied: stops need no rule of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from emberline.batch import DraftProposal
+from emberline.types import Grammar, InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+    from transformers import PreTrainedTokenizerFast
+
+CACHED_GRAMMARS = 64
+MAX_SOURCE = 2**20  # characters
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+"""Between JSON's tokens; bounded, for a model that once indents for ever never stops."""
+
+
+class Matcher(Protocol):
+    """Where one answer stands in its grammar."""
+
+    def allowed(self) -> Tensor:
+        """Ids that may come next, EOS among them where the answer may end: [V] bool, on the CPU."""
+        ...
+
+    def consume(self, token_id: int) -> bool:
+        """Go on by a token; whether it was allowed. One that was not changes nothing."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last tokens that were consumed."""
+        ...
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. Safe to use from several threads.
+
+    Args:
+        tokenizer: the model's.
+        vocab_size: V of its logits; more than the tokenizer has where they are padded.
+        eos_ids: the ids that end an answer.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, eos_ids: Collection[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = sorted(eos_ids)
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._vocabulary_lock = threading.Lock()
+        self._vocabulary: object = None  # llguidance's view of the tokenizer, half a second to make
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A fresh matcher at the start of the grammar.
+
+        Raises:
+            InvalidRequest: it does not compile; the message quotes the compiler.
+        """
+        with self._lock:
+            found = self._compiled.get(grammar)
+        if found is None:
+            # Outside the lock: the engine's thread must not wait for somebody else's big grammar.
+            found = self._compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = found
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > CACHED_GRAMMARS:
+                self._compiled.popitem(last=False)
+            return _LLMatcher(found.deep_copy(), self._vocab_size)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        import llguidance
+        import llguidance.hf
+
+        if len(grammar.source) > MAX_SOURCE:
+            message = f"the grammar has {len(grammar.source)} characters; the limit is {MAX_SOURCE}"
+            raise InvalidRequest(message, "grammar")
+        if not self._eos_ids:
+            raise InvalidRequest("this model has no token that ends an answer", "grammar")
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                size = max(self._vocab_size, len(self._tokenizer))
+                self._vocabulary = llguidance.hf.from_tokenizer(
+                    self._tokenizer, n_vocab=size, eos_token=self._eos_ids
+                )
+        source = json.dumps({"grammars": _rules(grammar, self._vocabulary)})
+        matcher = llguidance.LLMatcher(self._vocabulary, source, log_level=0)
+        if matcher.is_error():
+            reason = matcher.get_error().strip()
+            raise InvalidRequest(f"the {grammar.kind} does not compile: {reason}", "grammar")
+        return matcher
+
+
+def _rules(grammar: Grammar, vocabulary: object) -> list[dict[str, object]]:
+    """The grammar as llguidance's list of named grammars, the first being the whole."""
+    body: dict[str, object] = {"name": "body"}
+    if grammar.kind == "json_schema":
+        try:
+            schema = json.loads(grammar.source)
+        except ValueError as problem:
+            raise InvalidRequest(f"the json_schema is not JSON: {problem}", "grammar") from None
+        options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+        body["json_schema"] = options | schema if isinstance(schema, dict) else schema
+    elif grammar.kind == "regex":
+        body["lark_grammar"] = f"start: /{_between_slashes(grammar.source)}/"
+    else:
+        body["lark_grammar"] = grammar.source
+    if grammar.after is None:
+        return [body]
+    marker = vocabulary.tokenize_str(grammar.after, parse_special=True)  # type: ignore[attr-defined]
+    if len(marker) == 1 and vocabulary.is_special_token(marker[0]):  # type: ignore[attr-defined]
+        # A special token is no text to llguidance: it is named by its id.
+        opening = f"start: FREE <[{marker[0]}]> @body\nFREE: /(.|\\n)*/"
+    else:
+        quoted = json.dumps(grammar.after, ensure_ascii=False)
+        opening = f"start: free @body\nfree[suffix={quoted}]: /(.|\\n)*/"
+    return [{"name": "whole", "lark_grammar": opening}, body]
+
+
+def _between_slashes(regex: str) -> str:
+    from llguidance import LLMatcher
+
+    # The compiler's own escaping, which it wraps into a grammar of its own.
+    whole = json.loads(LLMatcher.grammar_from_regex(regex))
+    text: str = whole["grammars"][0]["lark_grammar"]
+    return text.removeprefix("start: /").removesuffix("/")
+
+
+class _LLMatcher:
+    """llguidance behind the `Matcher` protocol."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def allowed(self) -> Tensor:
+        """See `Matcher`. Nothing at all once the grammar is too complex to go on."""
+        if self._matcher.is_error():
+            return torch.zeros(self._vocab_size, dtype=torch.bool)
+        mask = bytearray(self._matcher.compute_logit_bias())
+        return torch.frombuffer(mask, dtype=torch.uint8)[: self._vocab_size].bool()
+
+    def consume(self, token_id: int) -> bool:
+        """See `Matcher`."""
+        return bool(self._matcher.try_consume_tokens([token_id]) == 1)
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `Matcher`."""
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+
+class Walk:
+    """One matcher along runs of drafts; `close` takes it back to where it was."""
+
+    def __init__(self, matcher: Matcher, eos_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._eos_ids = eos_ids
+        self._path: list[int] = []  # drafts that the matcher has consumed
+        self._masks: list[Tensor] = []  # entry k: after k of them
+
+    def allowed(self, drafts: Sequence[int]) -> Tensor | None:
+        """What may follow these drafts, [V] bool; None if they end the answer or break rules."""
+        shared = 0
+        while shared < min(len(drafts), len(self._path)) and drafts[shared] == self._path[shared]:
+            shared += 1
+        self._back_to(shared)
+        for draft in drafts[shared:]:
+            if draft in self._eos_ids or not self._matcher.consume(draft):
+                return None
+            self._path.append(draft)
+        if len(self._masks) == len(drafts):
+            self._masks.append(self._matcher.allowed())
+        return self._masks[len(drafts)]
+
+    def num_legal(self, drafts: Sequence[int]) -> int:
+        """How many leading drafts may come; the one that ends the answer is the last of them."""
+        for k, draft in enumerate(drafts):
+            mask = self.allowed(drafts[:k])
+            if mask is None or not bool(mask[draft]):
+                return k
+        return len(drafts)
+
+    def close(self) -> None:
+        """Leave the matcher as it was."""
+        self._back_to(0)
+
+    def _back_to(self, length: int) -> None:
+        self._matcher.rollback(len(self._path) - length)
+        del self._path[length:]
+        del self._masks[length + 1 :]
+
+
+class StepGrammar:
+    """The grammars of one step's B requests.
+
+    Args:
+        matchers: None for requests that none binds. As they were once `close` has been called.
+        eos_ids: what ends an answer.
+        device: of the step's tensors.
+    """
+
+    def __init__(
+        self, matchers: Sequence[Matcher | None], eos_ids: frozenset[int], device: torch.device
+    ) -> None:
+        self._walks = [m and Walk(m, eos_ids) for m in matchers]
+        self._device = device
+
+    def of(self, reqs: Sequence[int]) -> RowConstraint:
+        """What binds the drafts of some requests."""
+        return RowConstraint([self._walks[req] for req in reqs], self._device)
+
+    def cut(self, proposal: DraftProposal) -> Tensor:
+        """[B] drafts of a proposal up to the first that may not come, or that ends the answer."""
+        lens = proposal.num_drafted.tolist()
+        for req, walk in enumerate(self._walks):
+            if walk is not None and lens[req]:
+                lens[req] = walk.num_legal(proposal.token_ids[req, : lens[req]].tolist())
+        return torch.tensor(lens, dtype=torch.int64, device=self._device)
+
+    def masks(self, proposal: DraftProposal | None, num_admitted: Tensor) -> list[Tensor | None]:
+        """What the entries of each window may be: B of [1 + admitted, V] bool, None = anything."""
+        found: list[Tensor | None] = []
+        for req, (walk, num) in enumerate(zip(self._walks, num_admitted.tolist(), strict=True)):
+            if walk is None:
+                found.append(None)
+                continue
+            drafts = proposal.token_ids[req, :num].tolist() if proposal is not None else []
+            rows = [walk.allowed(drafts[:k]) for k in range(num + 1)]
+            # After a draft that ends the answer anything goes: nobody will read it.
+            free = torch.ones_like(rows[0])  # type: ignore[arg-type]
+            found.append(torch.stack([free if r is None else r for r in rows]).to(self._device))
+        return found
+
+    def close(self) -> None:
+        """Take every matcher back to where the step began."""
+        for walk in self._walks:
+            if walk is not None:
+                walk.close()
+
+
+class RowConstraint:
+    """`DraftConstraint` of the requests that draft."""
+
+    def __init__(self, walks: Sequence[Walk | None], device: torch.device) -> None:
+        self._walks = walks
+        self._device = device
+
+    def mask(self, logits: Tensor, drafts: Sequence[Tensor]) -> Tensor:
+        """See `DraftConstraint`. A run that has ended, or that nothing may follow, is left free."""
+        runs = torch.stack(list(drafts), dim=1).tolist() if drafts else [[]] * len(self._walks)
+        masked = logits.clone()
+        for row, (walk, run) in enumerate(zip(self._walks, runs, strict=True)):
+            allowed = walk.allowed(run) if walk is not None else None
+            if allowed is not None and bool(allowed.any()):
+                masked[row].masked_fill_(~allowed.to(self._device), -torch.inf)
+        return masked
