@@ -21,6 +21,7 @@ from emberline.server.live_audit import LiveAudit
 from emberline.server.metrics import CallMetrics, ServerMetrics
 from emberline.server.prompts import PromptEncoder
 from emberline.server.protocol import AnyBody, MetricsLevel, parse_body
+from emberline.server.responses_store import ResponseStore
 from emberline.server.stream import Outputs, run_requests
 from emberline.server.turns import Turnstile, off_loop
 from emberline.types import (
@@ -62,6 +63,7 @@ class Service:
     request_timeout: float | None = None  # seconds; None = no limit
     max_logprobs: int = MAX_TOP_LOGPROBS  # widest record that may be asked for; -1 = no limit
     per_request_metrics: MetricsLevel = "none"  # of answers whose body does not say
+    responses: ResponseStore = field(default_factory=ResponseStore)
     turnstile: Turnstile = field(default_factory=Turnstile)
 
     async def read(self, kind: type[AnyBody], http: HttpRequest) -> AnyBody:

@@ -1,0 +1,206 @@
+"""The body of `POST /v1/responses`: its fields, and how they become sampling options.
+
+Owns what may be asked of a response. Must not know tokens, templates, the engine or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from emberline.server.bodies import asked_for
+from emberline.server.errors import ApiError
+from emberline.server.protocol import Body, GenerationBody
+from emberline.server.responses_items import Item, MessageItem, asked_items
+from emberline.types import InvalidRequest, SamplingParams
+
+MAX_TOP_LOGPROBS = 20
+LOGPROBS = "message.output_text.logprobs"
+
+# What the Responses API has and this server has not, with the values that ask for nothing.
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "access_programs": (),
+    "background": (False,),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "prompt": (),
+    "prompt_cache_options": (),
+}
+_UNSUPPORTED_TEXT = {"verbosity": ("medium",)}
+_UNSUPPORTED_REASONING = {
+    "context": ("auto",),
+    "generate_summary": (),
+    "mode": ("standard",),
+    "summary": (),
+}
+
+
+class StreamOptions(Body):
+    """What a stream carries besides its events: the last of them always has the usage."""
+
+    include_usage: Literal[True] = True
+    include_obfuscation: Literal[False] = False
+
+
+class TextFormat(Body):
+    """What an answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class TextConfig(Body):
+    """`text`."""
+
+    format: TextFormat = Field(default_factory=TextFormat)
+
+
+class ReasoningConfig(Body):
+    """`reasoning`."""
+
+    effort: str | None = None
+
+
+class FunctionTool(Body):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Body):
+    """`tool_choice`: one function, which is to be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+def _choice_kind(value: object) -> str:
+    return "<mode>" if isinstance(value, str) else "<function>"
+
+
+def _input_kind(value: object) -> str:
+    return "<text>" if isinstance(value, str) else "<items>"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
+    | Annotated[NamedTool, Tag("<function>")],
+    Discriminator(_choice_kind),
+]
+Input = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[Item], Tag("<items>")],
+    Discriminator(_input_kind),
+]
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+class ResponsesBody(GenerationBody):
+    """`POST /v1/responses`."""
+
+    input: Input = Field(default_factory=list)
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    include: list[Literal["message.output_text.logprobs"]] = Field(default_factory=list)
+    top_logprobs: int = 0
+    text: TextConfig = Field(default_factory=TextConfig)
+    reasoning: ReasoningConfig | None = None
+    tools: list[FunctionTool] = Field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    truncation: Literal["disabled"] = "disabled"
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    n: Literal[1] = 1
+    store: bool = True
+    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
+    parallel_tool_calls: bool = True
+    stream_options: StreamOptions | None = None  # type: ignore[assignment]
+
+    @classmethod
+    def asked_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What is to be validated, nested objects included. Raises `ApiError` as its base does."""
+        data = asked_for(given, UNSUPPORTED)
+        if isinstance(data.get("input"), list):
+            data["input"] = asked_items(data["input"], "input")
+        nested = (("text", _UNSUPPORTED_TEXT), ("reasoning", _UNSUPPORTED_REASONING))
+        for name, unsupported in nested:
+            if isinstance(data.get(name), dict):
+                data[name] = asked_for(data[name], unsupported, f"{name}.")
+        text = data.get("text")
+        if isinstance(text, dict) and isinstance(text.get("format"), dict):
+            text["format"] = asked_for(text["format"], {}, "text.format.")
+        if isinstance(data.get("tools"), list):
+            data["tools"] = [_asked_tool(tool, i) for i, tool in enumerate(data["tools"])]
+        return data
+
+    @property
+    def items(self) -> list[Item]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return self.input
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer's text carries a record a token."""
+        return LOGPROBS in self.include
+
+    def sampling_params(self) -> SamplingParams:
+        """Options of the answer. Raises `InvalidRequest` naming the field."""
+        top = self.top_logprobs
+        if not 0 <= top <= MAX_TOP_LOGPROBS:
+            message = f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {top}"
+            raise InvalidRequest(message, "top_logprobs")
+        if top and not self.wants_logprobs:
+            raise InvalidRequest(f'top_logprobs needs include: ["{LOGPROBS}"]', "top_logprobs")
+        return self._params(self.max_output_tokens, top if self.wants_logprobs else None)
+
+
+def _asked_tool(tool: object, index: int) -> object:
+    if not isinstance(tool, dict):
+        return tool
+    kind = tool.get("type")
+    if isinstance(kind, str) and kind != "function":
+        raise ApiError(
+            400,
+            f"tools[{index}].type: only function tools are supported, not {kind!r}",
+            param=f"tools[{index}].type",
+            code="unsupported_tool",
+        )
+    return asked_for(tool, {}, f"tools[{index}].")
+
+
+# The names of this API for what the engine and the other endpoints call otherwise.
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "prompt": "input",
+    "messages": "input",
+    "grammar": "text.format",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+}
+
+
+def renamed(problem: InvalidRequest) -> InvalidRequest:
+    """A refusal in the words of this API."""
+    param = problem.param
+    if param not in _NAMES:
+        return problem
+    message = str(problem)
+    if param not in ("prompt", "messages"):  # words of the language, too
+        message = message.replace(param, _NAMES[param])
+    return InvalidRequest(message, _NAMES[param])

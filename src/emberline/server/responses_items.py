@@ -1,0 +1,194 @@
+"""The items of a conversation as the Responses API writes them, and the messages they become.
+
+Owns what an input item may hold. Must not know sampling options, templates, the engine or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from emberline.server.bodies import asked_for
+from emberline.server.chat_body import Message
+from emberline.server.errors import ApiError
+from emberline.server.protocol import Body
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+PARTS = ("input_text", "output_text")
+ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+
+_REFUSED = {"refusal": (), "annotations": ([],), "encrypted_content": ()}
+
+
+class InputText(Body):
+    """Text that a client wrote."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(Body):
+    """Text that a model wrote, as it stood in an earlier answer."""
+
+    type: Literal["output_text"]
+    text: str
+    logprobs: list[Any] = Field(default_factory=list)  # of the earlier answer: nothing follows
+
+
+def _part_kind(value: object) -> str:
+    return _tag(value, PARTS)
+
+
+def _item_kind(value: object) -> str:
+    return _tag(value, ITEMS)
+
+
+def _tag(value: object, known: Sequence[str]) -> str:
+    """What a value is checked as: its type if that is known, else the first."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind if kind in known else known[0]}>"
+
+
+def _content_kind(value: object) -> str:
+    return "<parts>" if isinstance(value, list) else "<text>"
+
+
+Part = Annotated[
+    Annotated[InputText, Tag("<input_text>")] | Annotated[OutputText, Tag("<output_text>")],
+    Discriminator(_part_kind),
+]
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<parts>")],
+    Discriminator(_content_kind),
+]
+
+
+class MessageItem(Body):
+    """What somebody said. The type may be left out."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionCallItem(Body):
+    """A call that a model asked for."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+    logprobs: list[Any] = Field(default_factory=list)
+
+
+class FunctionOutputItem(Body):
+    """What a call came to."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+    id: str | None = None
+    status: Status | None = None
+
+
+class ThoughtText(Body):
+    """A stretch of reasoning."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+    logprobs: list[Any] = Field(default_factory=list)
+
+
+class ReasoningItem(Body):
+    """What a model thought before it answered."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[ThoughtText] = Field(default_factory=list)
+    content: list[ThoughtText] = Field(default_factory=list)
+    status: Status | None = None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")],
+    Discriminator(_item_kind),
+]
+
+
+def asked_items(items: Sequence[Any], path: str) -> list[Any]:
+    """Items without nulls, after a look at the types that a client gave them.
+
+    Raises:
+        ApiError: 400 naming an item or part of a type that is not supported.
+    """
+    asked = []
+    for i, item in enumerate(items):
+        if isinstance(item, dict):
+            place = f"{path}[{i}]."
+            item = asked_for(item, _REFUSED, place)
+            _check_type(item, ITEMS, place)
+            for name in ("content", "summary", "output"):
+                if isinstance(item.get(name), list):
+                    item[name] = _asked_parts(item, name, f"{place}{name}")
+        asked.append(item)
+    return asked
+
+
+def _asked_parts(item: dict[str, Any], name: str, path: str) -> list[Any]:
+    parts = []
+    for j, part in enumerate(item[name]):
+        if isinstance(part, dict):
+            part = asked_for(part, _REFUSED, f"{path}[{j}].")
+            if item.get("type", "message") != "reasoning":
+                _check_type(part, PARTS, f"{path}[{j}].")
+        parts.append(part)
+    return parts
+
+
+def _check_type(value: dict[str, Any], known: Sequence[str], prefix: str) -> None:
+    kind = value.get("type", known[0])
+    if isinstance(kind, str) and kind not in known:
+        raise ApiError(
+            400,
+            f"{prefix}type: only {', '.join(known)} are supported, not {kind!r}",
+            param=prefix + "type",
+            code="unsupported_content",
+        )
+
+
+def text_of(content: str | Sequence[InputText | OutputText]) -> str:
+    """One text, as chat joins the parts of a message."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def to_messages(items: Sequence[Item]) -> list[Message]:
+    """What a chat template is given for a conversation."""
+    return [
+        Message(role=item.role, content=text_of(item.content))
+        for item in items
+        if isinstance(item, MessageItem)
+    ]
+
+
+def as_input(output: dict[str, Any]) -> Item:
+    """An output item as a later input holds it: its text, without records."""
+    match output["type"]:
+        case "message":
+            parts = [OutputText(type="output_text", text=p["text"]) for p in output["content"]]
+            return MessageItem(role="assistant", content=parts, id=output["id"])
+        case "function_call":
+            names = ("type", "call_id", "name", "arguments", "id")
+            return FunctionCallItem(**{name: output[name] for name in names})
+        case _:
+            thoughts = [ThoughtText(type=p["type"], text=p["text"]) for p in output["content"]]
+            return ReasoningItem(type="reasoning", content=thoughts, id=output["id"])
