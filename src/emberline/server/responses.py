@@ -109,16 +109,6 @@ def _earlier(service: Service, response_id: str | None) -> tuple[Item, ...]:
     return kept.items
 
 
-def _new_id(service: Service, wanted: str | None) -> str:
-    """An id: with what its client wants to find it by, or a fresh one."""
-    if wanted is None:
-        return fresh_id("resp")
-    response_id = f"resp_{wanted}"
-    if service.responses.get(response_id) is not None:
-        raise InvalidRequest(f"a response {response_id!r} is kept: use another id", "request_id")
-    return response_id
-
-
 class _ResponseCall:
     """One response on its way: its request, and what its outputs become."""
 
@@ -170,7 +160,7 @@ class _ResponseCall:
             param="input",
         )
         request = Request(
-            _new_id(service, body.request_id),
+            fresh_id("resp"),
             prompt.token_ids,
             params,
             priority=body.priority,

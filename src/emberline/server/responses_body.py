@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag
 
 from emberline.server.bodies import asked_for
 from emberline.server.errors import ApiError
-from emberline.server.protocol import Body, GenerationBody
+from emberline.server.protocol import Body, GenerationBody, MetricsLevel
 from emberline.server.responses_items import Item, MessageItem, asked_items
 from emberline.types import InvalidRequest, SamplingParams
 
@@ -123,6 +123,7 @@ class ResponsesBody(GenerationBody):
     tool_choice: ToolChoice = "auto"
     truncation: Literal["disabled"] = "disabled"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    per_request_metrics: MetricsLevel | None = None
     n: Literal[1] = 1
     store: bool = True
     metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
