@@ -177,8 +177,8 @@ class AsyncEngine:
             EngineStopped: the engine takes no more requests.
         """
         for grammar in {request.params.grammar for request in requests}:
-            if grammar is not None:  # here, not in the engine's thread: a big one takes long
-                await asyncio.to_thread(self._engine.matcher, grammar)
+            if grammar is not None:
+                await self.check_grammar(grammar)
         streams = [OutputStream(request, self.abort) for request in requests]
         arrival = _Arrival(streams)
         self._send(arrival)
@@ -189,6 +189,14 @@ class AsyncEngine:
                 await stream.aclose()
             raise
         return streams
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """Compile a grammar, in a thread of its own: a big one takes long. The result is kept.
+
+        Raises:
+            InvalidRequest: it does not compile; the message quotes the compiler.
+        """
+        await asyncio.to_thread(self._engine.matcher, grammar)
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
         """The outputs of a request, deltas. Closing or cancelling the iterator aborts it."""

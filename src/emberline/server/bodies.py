@@ -10,12 +10,18 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
 from emberline.server.errors import ApiError
 
 Location = tuple[int | str, ...]
+
+
+class Fields(BaseModel):
+    """An object in a body: no unknown field, no coercion ("5" is no number, 1.0 no integer)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 def read_json(body: bytes) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import Field, PlainValidator, ValidationError
 
-from emberline.server.bodies import asked_for, first_error, read_json, refuse_other_parts
+from emberline.server.bodies import Fields, asked_for, first_error, read_json, refuse_other_parts
+from emberline.server.structured import StructuredFields
 from emberline.types import ALL_LOGPROBS, InvalidRequest, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -46,7 +47,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "prediction": (),
     "audio": (),
     "modalities": (["text"],),
@@ -54,11 +54,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": (),
     "use_beam_search": (False,),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "tool_calls": ([],),
     "cache_salt": (),
     "truncate_prompt_tokens": (),
@@ -66,10 +61,8 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 MESSAGE_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {**UNSUPPORTED, "annotations": ([],)}
 
 
-class Body(BaseModel):
-    """A JSON body: no unknown field, no coercion ("5" is no number, 1.0 no integer)."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+class Body(Fields):
+    """A JSON body."""
 
     @classmethod
     def asked_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +169,7 @@ class GenerationBody(Body):
         return SamplingParams(**(options | more))
 
 
-class ChoicesBody(GenerationBody):
+class ChoicesBody(GenerationBody, StructuredFields):
     """The fields of the endpoints whose answers have choices."""
 
     request_id: CallId | None = None
