@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
 from emberline.config import DtypeName, LayoutKind, PlannerName
-from emberline.types import MAX_TIMEOUT
+from emberline.types import MAX_TIMEOUT, MAX_TOP_LOGPROBS
 
 
 def serve(
@@ -53,6 +54,14 @@ def serve(
     prefix_cache: Annotated[
         bool, typer.Option(help="Keep the KV of computed prefixes for requests that share them.")
     ] = True,
+    verify_logprobs: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of the requests that are rescored in idle time."),
+    ] = 0.0,
+    verify_tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="Nats that pass there: 1e-4, in bfloat16 0.25, if absent."),
+    ] = None,
     request_timeout: Annotated[
         float | None,
         typer.Option(min=0.001, max=MAX_TIMEOUT, help="Most seconds a request may take."),
@@ -69,11 +78,28 @@ def serve(
     drafter: Annotated[
         DrafterName, typer.Option(help="auto: the draft checkpoint; ngram: from the text itself.")
     ] = "auto",
+    max_logprobs: Annotated[
+        int, typer.Option(min=-1, help="Most values a token that may be asked for; -1: no limit.")
+    ] = MAX_TOP_LOGPROBS,
+    per_request_metrics: Annotated[
+        Literal["none", "summary"],
+        typer.Option(help="Whether answers say how their request fared, unless they are asked."),
+    ] = "none",
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Key that calls must show; repeatable. Others on this machine see it."),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File of such keys, one a line.")
+    ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="Of the server's log.")
     ] = "info",
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
+    if verify_tolerance is not None and not verify_logprobs:
+        fail("--verify-tolerance needs --verify-logprobs")
+    keys = read_keys(api_key or [], api_key_file)
     config = engine_config(
         draft=draft,
         dtype=dtype,
@@ -109,6 +135,11 @@ def serve(
         loaded.tokenizer,
         served,
         request_timeout=request_timeout,
+        verify_logprobs=verify_logprobs,
+        verify_tolerance=verify_tolerance,
+        max_logprobs=max_logprobs,
+        per_request_metrics=per_request_metrics,
+        api_keys=keys,
         grace_seconds=grace_seconds,
         slow_reader_timeout=slow_reader_timeout,
         log_level=log_level,
@@ -117,6 +148,29 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     typer.echo(banner(served, engine.info, f"http://{shown}:{port}"), err=True)
     server.run(sockets=[listener])
+
+
+def read_keys(given: Sequence[str], file: Path | None) -> list[str]:
+    """The API keys of both options. Ends the program for what is no key; shows none."""
+    keys = list(given)
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as problem:
+            reason = problem.strerror if isinstance(problem, OSError) else "is no text"
+            fail(f"--api-key-file {file}: {reason}")
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            fail(f"--api-key-file {file}: holds no key: give one a line")
+        keys += found
+    if keys:
+        from emberline.server.api_keys import check_key
+
+        try:
+            return [check_key(key) for key in keys]
+        except ValueError as problem:
+            fail(f"--api-key: {problem}")
+    return keys
 
 
 def _listen(host: str, port: int) -> socket.socket:

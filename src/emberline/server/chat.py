@@ -35,7 +35,14 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
         with_ids=body.return_token_ids,
     )
     requests = [
-        Request(f"{own_id}-{index}", prompt.token_ids, params, index, body.priority, timeout)
+        Request(
+            f"{own_id}-{index}",
+            prompt.token_ids,
+            params,
+            choice=index,
+            priority=body.priority,
+            timeout=timeout,
+        )
         for index in range(params.n)
     ]
     formats = [_ChatFormat(index, prompt, body, form) for index in range(params.n)]

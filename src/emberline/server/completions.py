@@ -45,7 +45,14 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
             index = len(requests)
             request_id = f"{own_id}-{index}"
             requests.append(
-                Request(request_id, prompt.token_ids, own, choice, body.priority, timeout)
+                Request(
+                    request_id,
+                    prompt.token_ids,
+                    own,
+                    choice=choice,
+                    priority=body.priority,
+                    timeout=timeout,
+                )
             )
             formats.append(_CompletionFormat(index, prompt, body, form))
     call = Call(service, frame, requests, formats, body.stream_options, metrics=metrics)

@@ -18,6 +18,7 @@ RETRY_AFTER_SHUTDOWN = 5  # seconds; another server, or this one's successor, ma
 
 _TYPES = {
     400: "invalid_request_error",
+    401: "invalid_request_error",
     404: "not_found_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
