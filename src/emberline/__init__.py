@@ -3,6 +3,7 @@
 from emberline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from emberline.types import (
     FinishReason,
+    Grammar,
     InvalidRequest,
     QueueFull,
     Request,
@@ -16,16 +17,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CacheConfig",
     "Completion",
     "EngineConfig",
     "FinishReason",
+    "Grammar",
     "InvalidRequest",
     "QueueFull",
     "Request",
     "RequestOutput",
     "SamplingParams",
     "SchedulerConfig",
+    "Scores",
     "SpeculationConfig",
     "SpeculationStats",
     "TokenLogprobs",
@@ -34,8 +38,12 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     # torch and transformers take seconds to import: only those who run a model pay for them.
-    if name in ("LLM", "Completion"):
+    if name in ("LLM", "Completion", "Scores"):
         from emberline import llm
 
         return getattr(llm, name)
+    if name == "AsyncLLM":
+        from emberline.async_llm import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module 'emberline' has no attribute {name!r}")

@@ -13,8 +13,10 @@ from emberline.config import EngineConfig
 from emberline.engine.build import build_engine
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
+from emberline.engine.grammar import GrammarCompiler
 from emberline.hub import generation_stop_ids, load_tokenizer, resolve_draft, resolve_model
 from emberline.machine_costs import costs_for
+from emberline.scores import Scores, make_scores, num_alternatives, scoring_params
 from emberline.types import (
     FinishReason,
     InvalidRequest,
@@ -26,6 +28,7 @@ from emberline.types import (
 )
 
 Message = dict[str, str]
+Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ def load_engine(
         name=folder.name,
         find_costs=lambda engine: costs_for(engine, folder.path, draft_folder, progress=progress),
     )
+    engine.grammars = GrammarCompiler(tokenizer, engine.vocab_size, engine.parts.eos_ids)
     return LoadedEngine(engine, tokenizer, TokenText(tokenizer), folder.name)
 
 
@@ -112,7 +116,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[list[Completion]]:
         """Continue every prompt; the outer list follows `prompts`, the inner has `n` choices.
@@ -120,12 +124,11 @@ class LLM:
         Raises:
             InvalidRequest: a prompt or its options can never run; nothing was started then.
         """
-        if isinstance(prompts, str):
-            raise InvalidRequest("prompts must be a list of prompts: wrap one in [...]", "prompts")
+        check_prompts(prompts, "prompts")
         options = self._options(prompts, params)
         requests = [
             [
-                Request(f"llm-{next(self._ids)}", self.encode(prompt), option, choice)
+                Request(f"llm-{next(self._ids)}", self.encode(prompt), option, choice=choice)
                 for choice in range(option.n)
             ]
             for prompt, option in zip(prompts, options, strict=True)
@@ -134,11 +137,10 @@ class LLM:
         return [[done[request.request_id] for request in group] for group in requests]
 
     def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """Continue one prompt, one output a step. Closing the iterator aborts the request."""
-        params = params or SamplingParams()
-        request = Request(f"llm-{next(self._ids)}", self.encode(prompt), params)
+        request = Request(f"llm-{next(self._ids)}", self.encode(prompt), one_choice(params))
         self._add(request)
         finished = False
         try:
@@ -153,19 +155,47 @@ class LLM:
                 self._drop([request.request_id])
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
-        """Answer a conversation with the model's own chat template."""
-        return self.generate([self.chat_ids(messages)], params)[0][0]
+        """Answer a conversation with the model's own chat template.
 
-    def score(self, texts: Sequence[str | Sequence[int]], top: int = 0) -> list[Completion]:
-        """Log-probabilities of every token of `texts` after the first, nothing generated."""
-        params = SamplingParams(max_tokens=0, prompt_logprobs=top)
-        return [choices[0] for choices in self.generate(texts, params)]
+        Raises:
+            InvalidRequest: there is no message, or more than one choice is asked for.
+        """
+        ids = self.chat_ids(messages)
+        return self.generate([ids], one_choice(params))[0][0]
 
-    def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    def score(self, texts: Sequence[Prompt], top: int = 0, start: int = 0) -> list[Scores]:
+        """Raw log-probabilities of every token of `texts`, nothing generated.
+
+        Args:
+            texts: texts, or token ids.
+            top: alternatives of every position; -1 is the whole vocabulary.
+            start: first position that is scored. Position 0 never has a value.
+
+        Raises:
+            InvalidRequest: a text, `top` or `start` can never be scored; nothing was started then.
+        """
+        check_prompts(texts, "texts")
+        ids = [self.encode(text) for text in texts]
+        return self._score(ids, top, [start] * len(ids))
+
+    def score_continuations(
+        self, pairs: Sequence[tuple[Prompt, Prompt]], top: int = 0
+    ) -> list[Scores]:
+        """Raw log-probabilities of continuations, given their prompts: pairs of (prompt, text).
+
+        A result's arrays cover both, its `start` is the continuation's first token and `sum` and
+        `mean` are the continuation's. The two are tokenised apart: a space between them belongs
+        to the continuation. A prompt that was computed before is found in the prefix cache.
+
+        Raises:
+            InvalidRequest: a prompt or a continuation has no token, or can never be scored.
+        """
+        ids, starts = encode_pairs(self.tokenizer, pairs)
+        return self._score(ids, top, starts)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of a plain prompt, with whatever special tokens the tokenizer adds."""
-        if isinstance(prompt, str):
-            return tuple(self.tokenizer(prompt)["input_ids"])
-        return tuple(prompt)
+        return encode(self.tokenizer, prompt)
 
     def chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Token ids of a conversation, ready for the assistant's turn.
@@ -173,16 +203,24 @@ class LLM:
         Raises:
             InvalidRequest: there is no message.
         """
-        if not messages:
-            raise InvalidRequest("messages is empty: give at least one", "messages")
-        ids = self.tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        return chat_ids(self.tokenizer, messages)
+
+    def _score(
+        self, texts: Sequence[tuple[int, ...]], top: int, starts: Sequence[int]
+    ) -> list[Scores]:
+        width = num_alternatives(top, self.engine.vocab_size)
+        pairs = list(zip(texts, starts, strict=True))
+        answers = self.generate(
+            texts, [scoring_params(len(ids), width, start) for ids, start in pairs]
         )
-        return tuple(ids)
+        return [
+            make_scores(ids, answer.prompt_logprobs, top=width, start=start, error=answer.error)
+            for (ids, start), (answer,) in zip(pairs, answers, strict=True)
+        ]
 
     def _options(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -205,7 +243,7 @@ class LLM:
                 self._step()
                 for request_id, outputs in self._mine(requests):
                     if outputs and outputs[-1].finished:
-                        done[request_id] = _join(self._mail.pop(request_id))
+                        done[request_id] = join_outputs(self._mail.pop(request_id))
         finally:
             self._drop([request_id for request_id, _ in self._mine(requests)])
         return done
@@ -239,7 +277,7 @@ class LLM:
             self.engine.abort(request_id)
 
 
-def _join(outputs: list[RequestOutput]) -> Completion:
+def join_outputs(outputs: Sequence[RequestOutput]) -> Completion:
     """The whole answer from its deltas, the last of which ends it."""
     last = outputs[-1]
     assert last.finish_reason is not None
@@ -256,3 +294,65 @@ def _join(outputs: list[RequestOutput]) -> Completion:
         num_prompt_tokens=last.num_prompt_tokens,
         stats=last.stats,
     )
+
+
+def check_prompts(prompts: Sequence[Prompt], param: str) -> None:
+    """Raise `InvalidRequest` for a lone text, which is a sequence of texts to Python."""
+    if isinstance(prompts, str):
+        raise InvalidRequest(f"{param} must be a list of {param}: wrap one in [...]", param)
+
+
+def one_choice(params: SamplingParams | None) -> SamplingParams:
+    """The options of a call that gives one answer.
+
+    Raises:
+        InvalidRequest: they ask for several.
+    """
+    params = params or SamplingParams()
+    if params.n != 1:
+        raise InvalidRequest(f"n is {params.n}, but this gives one answer: use generate", "n")
+    return params
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...]:
+    """Token ids of a plain prompt, with whatever special tokens the tokenizer adds."""
+    if isinstance(prompt, str):
+        return tuple(tokenizer(prompt)["input_ids"])
+    return tuple(prompt)
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> tuple[int, ...]:
+    """Token ids of a conversation, ready for the assistant's turn.
+
+    Raises:
+        InvalidRequest: there is no message.
+    """
+    if not messages:
+        raise InvalidRequest("messages is empty: give at least one", "messages")
+    ids = tokenizer.apply_chat_template(
+        list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    return tuple(ids)
+
+
+def encode_pairs(
+    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[Prompt, Prompt]]
+) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Token ids of prompts with their continuations, and where each continuation starts.
+
+    Raises:
+        InvalidRequest: one of them has no token.
+    """
+    texts, starts = [], []
+    for prompt, continuation in pairs:
+        before = encode(tokenizer, prompt)
+        if isinstance(continuation, str):
+            after = tuple(tokenizer(continuation, add_special_tokens=False)["input_ids"])
+        else:
+            after = tuple(continuation)
+        for what, ids in (("prompt", before), ("continuation", after)):
+            if not ids:
+                raise InvalidRequest(f"a {what} has no token: give at least one", "pairs")
+        texts.append(before + after)
+        starts.append(len(before))
+    return texts, starts

@@ -16,15 +16,17 @@ from support.paged import PrefixDrafter, PrefixTarget
 
 @pytest.fixture
 def llm():
-    return LLM.__new__(LLM)  # nothing may be touched before the refusal
+    llm = LLM.__new__(LLM)  # nothing may be touched before the refusal
+    llm.tokenizer = None
+    return llm
 
 
-@pytest.mark.parametrize("verb", ["generate", "score"])
+@pytest.mark.parametrize(("verb", "param"), [("generate", "prompts"), ("score", "texts")])
 @pytest.mark.parametrize("text", ["Hello", ""])
-def test_a_lone_string_is_not_a_list_of_prompts(llm, verb, text):
+def test_a_lone_string_is_not_a_list_of_prompts(llm, verb, param, text):
     with pytest.raises(InvalidRequest, match="wrap one") as caught:
         getattr(llm, verb)(text)
-    assert caught.value.param == "prompts"
+    assert caught.value.param == param
 
 
 def test_a_conversation_has_a_message(llm):
@@ -48,13 +50,31 @@ class Silent:
 def over(target: PrefixTarget, **options: int) -> LLM:
     llm = LLM.__new__(LLM)
     llm.engine = make_engine(target, PrefixDrafter(target, 3, wrong_every=4), **options)
+    llm.tokenizer = OneToken()
     llm.token_text = Silent()
     llm._ids = itertools.count()
     llm._mail = {}
     return llm
 
 
+class OneToken:
+    """A tokenizer whose every conversation is one token."""
+
+    def apply_chat_template(self, *_, **__):
+        return [3]
+
+
+TWO = SamplingParams(n=2, max_tokens=3)
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+
+def test_several_choices_are_not_cut_to_one():
+    llm = over(PrefixTarget())
+    for call in (lambda: llm.chat([{"role": "user"}], TWO), lambda: next(llm.stream([3], TWO))):
+        with pytest.raises(InvalidRequest, match="use generate") as caught:
+            call()
+        assert caught.value.param == "n"
+    assert not llm.engine.has_work
 
 
 def test_more_prompts_than_the_queue_holds_under_preemption():
