@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from emberline.engine.async_engine import AsyncEngine
 from emberline.engine.output_stream import OutputStream
 from emberline.server.errors import ApiError, api_error
+from emberline.server.live_audit import LiveAudit
 from emberline.server.metrics import CallMetrics
 from emberline.types import TIMED_OUT, FinishReason, Request, RequestOutput
 
@@ -82,7 +83,11 @@ class Answer(JSONResponse):
 
 
 async def run_requests(
-    engine: AsyncEngine, requests: Sequence[Request], metrics: CallMetrics, receive: Receive
+    engine: AsyncEngine,
+    requests: Sequence[Request],
+    metrics: CallMetrics,
+    audit: LiveAudit | None,
+    receive: Receive,
 ) -> Outputs:
     """Run requests side by side; yields (index, output) as they come, merged when we are slow.
 
@@ -95,10 +100,11 @@ async def run_requests(
         InvalidRequest, QueueFull, EngineStopped: they were not admitted, none of them.
     """
     gone = asyncio.ensure_future(_disconnected(receive))
+    watch = audit.watch(requests) if audit is not None else None
     streams: list[OutputStream] = []
     tasks: dict[asyncio.Future[RequestOutput], int] = {}
     try:
-        streams += await engine.submit_all(requests)
+        streams += await engine.submit_all(requests if watch is None else watch.requests)
         metrics.admitted()
         tasks = {_next(stream): i for i, stream in enumerate(streams)}
         while tasks:
@@ -108,6 +114,8 @@ async def run_requests(
                 raise ClientGone
             for task in sorted(tasks.keys() & done, key=tasks.__getitem__):
                 index, output = tasks.pop(task), task.result()
+                if watch is not None:
+                    output = watch.take(index, output)
                 metrics.observe(index, output)
                 _raise_failure(output)
                 if not output.finished:
@@ -120,6 +128,8 @@ async def run_requests(
         for stream in streams:
             await stream.aclose()
         metrics.close()
+        if watch is not None:
+            watch.close()
 
 
 def _next(stream: OutputStream) -> asyncio.Future[RequestOutput]:
