@@ -22,11 +22,14 @@ from emberline.server.metrics import CallMetrics, ServerMetrics
 from emberline.server.prompts import PromptEncoder
 from emberline.server.protocol import AnyBody, MetricsLevel, parse_body
 from emberline.server.responses_store import ResponseStore
+from emberline.server.running_calls import RunningCalls
 from emberline.server.stream import Outputs, run_requests
+from emberline.server.structured import AskedGrammar
 from emberline.server.turns import Turnstile, off_loop
 from emberline.types import (
     ALL_LOGPROBS,
     MAX_TOP_LOGPROBS,
+    Grammar,
     InvalidRequest,
     Request,
     SamplingParams,
@@ -64,6 +67,7 @@ class Service:
     max_logprobs: int = MAX_TOP_LOGPROBS  # widest record that may be asked for; -1 = no limit
     per_request_metrics: MetricsLevel = "none"  # of answers whose body does not say
     responses: ResponseStore = field(default_factory=ResponseStore)
+    running: RunningCalls = field(default_factory=RunningCalls)
     turnstile: Turnstile = field(default_factory=Turnstile)
 
     async def read(self, kind: type[AnyBody], http: HttpRequest) -> AnyBody:
@@ -122,6 +126,20 @@ class Service:
                     f"{limit} are given here (--max-logprobs)",
                     name,
                 )
+
+    async def grammar(self, asked: AskedGrammar | None) -> Grammar | None:
+        """The grammar of a call's requests, which compiles.
+
+        Raises:
+            InvalidRequest: it does not; the message quotes the compiler, `param` who asked for it.
+        """
+        if asked is None:
+            return None
+        try:
+            await self.engine.check_grammar(asked.grammar)
+        except InvalidRequest as problem:
+            raise InvalidRequest(str(problem), asked.param) from None
+        return asked.grammar
 
     def timeout(self, asked: float | None) -> float | None:
         """Seconds that a request may take: what it asks for, but no more than the server's limit.

@@ -20,7 +20,7 @@ from emberline.engine.output_stream import OutputStream
 from emberline.server.errors import ApiError, api_error
 from emberline.server.live_audit import LiveAudit
 from emberline.server.metrics import CallMetrics
-from emberline.types import TIMED_OUT, FinishReason, Request, RequestOutput
+from emberline.types import FinishReason, Request, RequestOutput
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 DONE = b"data: [DONE]\n\n"
@@ -145,9 +145,9 @@ async def _disconnected(receive: Receive) -> None:
 def _raise_failure(output: RequestOutput) -> None:
     if output.finish_reason is FinishReason.ERROR:
         raise ApiError(500, output.error or "the engine gave the request up", code="engine_error")
-    # A request whose time is over ends with what it has; any other abort is the server's doing.
-    if output.finish_reason is FinishReason.ABORT and output.stop_reason != TIMED_OUT:
-        raise ApiError(503, output.error or "the request was aborted", code="aborted")
+    # One that ran out of time, or that its client aborted, ends with what it has: no error.
+    if output.finish_reason is FinishReason.ABORT and output.error is not None:
+        raise ApiError(503, output.error, code="aborted")
 
 
 class EventStream(Response):

@@ -1,0 +1,169 @@
+"""The sampling options of `POST /generate` and how they become the engine's.
+
+Owns their names, their defaults, and the way back: an error of the engine in this route's words.
+Must not know tokens, prompts or answers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from emberline.server.protocol import MAX_STOPS, Body, Finite, TokenId, logit_biases
+from emberline.types import Grammar, InvalidRequest, SamplingParams
+
+DEFAULT_NEW_TOKENS = 128
+MAX_EBNF = 2**15
+"""Characters of an EBNF grammar: its translation runs on the event loop."""
+
+# The engine's options that have another name here.
+_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "include_stop_str_in_output": "no_stop_trim",
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+    "prompt_logprobs_start": "logprob_start_len",
+    "logprob_token_ids": "token_ids_logprob",
+    "lark": "ebnf",
+}
+_WORD = re.compile(rf"\b({'|'.join(_NAMES)})\b")
+_GRAMMARS = ("json_schema", "regex", "ebnf")
+
+
+class NativeSampling(Body):
+    """`sampling_params` of one prompt."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    temperature: Finite = 1.0
+    top_p: Finite = 1.0
+    top_k: int = -1
+    min_p: Finite = 0.0
+    frequency_penalty: Finite = 0.0
+    presence_penalty: Finite = 0.0
+    repetition_penalty: Finite = 1.0
+    stop: str | list[str] = Field(default_factory=list)
+    stop_token_ids: list[TokenId] = Field(default_factory=list)
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    n: int = 1
+    seed: int | None = None
+    sampling_seed: int | None = None
+    logit_bias: dict[str, Finite] = Field(default_factory=dict)
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    logprobs_mode: Literal["raw", "processed", "both"] = "raw"
+    annotations: bool = False
+    accept: Literal["auto", "rejection", "coupled"] = "auto"
+    speculate: bool = True
+
+    def with_extras(self, extras: Mapping[str, Any]) -> NativeSampling:
+        """These options, and those that the body itself gave.
+
+        Raises:
+            InvalidRequest: one is given twice, differently, or has no meaning.
+        """
+        for name, value in extras.items():
+            if name in self.model_fields_set and getattr(self, name) != value:
+                raise InvalidRequest(f"{name} and sampling_params.{name} differ: give one", name)
+        return self.model_copy(update=dict(extras)) if extras else self
+
+    def params(self, room: int, **more: Any) -> SamplingParams:
+        """The engine's options.
+
+        Args:
+            room: tokens that the context has left for the answer.
+            more: what is asked about log-probabilities.
+
+        Raises:
+            InvalidRequest: a value has no meaning; in the engine's words.
+        """
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        if len(stops) > MAX_STOPS:
+            raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings", "stop")
+        if None not in (self.seed, self.sampling_seed) and self.seed != self.sampling_seed:
+            raise InvalidRequest("seed and sampling_seed differ: give one", "sampling_seed")
+        max_tokens = self.max_new_tokens
+        if max_tokens is None:
+            max_tokens = max(1, self.min_new_tokens, min(DEFAULT_NEW_TOKENS, room))
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.sampling_seed if self.seed is None else self.seed,
+            n=self.n,
+            logit_bias=logit_biases(self.logit_bias),
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            stop=stops,
+            stop_token_ids=self.stop_token_ids,
+            include_stop_str_in_output=self.no_stop_trim,
+            min_tokens=self.min_new_tokens,
+            max_tokens=max_tokens,
+            ignore_eos=self.ignore_eos,
+            skip_special_tokens=self.skip_special_tokens,
+            logprobs_mode=self.logprobs_mode,
+            annotations=self.annotations,
+            grammar=self._grammar(),
+            accept=self.accept,
+            speculate=self.speculate,
+            **more,
+        )
+
+    @property
+    def grammar_fields(self) -> list[str]:
+        """The fields that give a grammar."""
+        return [name for name in _GRAMMARS if getattr(self, name) is not None]
+
+    def _grammar(self) -> Grammar | None:
+        fields = self.grammar_fields
+        if len(fields) > 1:
+            raise InvalidRequest(f"give one of {' and '.join(fields)}", fields[1])
+        if self.json_schema is not None:
+            schema = self.json_schema
+            text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+            return Grammar("json_schema", text)
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        return None if self.ebnf is None else Grammar("lark", _lark(self.ebnf))
+
+
+def in_native_words(problem: InvalidRequest, options: Sequence[NativeSampling]) -> InvalidRequest:
+    """A refusal by the engine's names as one by this route's.
+
+    Args:
+        problem: the refusal.
+        options: those of the call.
+    """
+    message = _WORD.sub(lambda word: _NAMES[word[0]], str(problem))
+    name = problem.param
+    if name == "grammar":
+        used = {field for one in options for field in one.grammar_fields}
+        name = used.pop() if len(used) == 1 else "sampling_params"
+    elif name is not None:
+        name = _NAMES.get(name, name)
+    if name in NativeSampling.model_fields and name not in ("logprobs_mode", "annotations"):
+        name = f"sampling_params.{name}"
+    return InvalidRequest(message, name)
+
+
+def _lark(ebnf: str) -> str:
+    """The grammar in the notation of the engine's compiler."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if len(ebnf) > MAX_EBNF:
+        message = f"ebnf has {len(ebnf)} characters; the limit is {MAX_EBNF}"
+        raise InvalidRequest(message, "ebnf")
+    try:
+        return str(gbnf_to_lark(ebnf))
+    except Exception as problem:  # the translator raises bare exceptions, and recursion has an end
+        raise InvalidRequest(f"ebnf is not understood: {problem}", "ebnf") from None
