@@ -118,6 +118,7 @@ def create_app(
     for path, (endpoint, kind) in POST_ROUTES.items():
         _add_post(app, service, path, endpoint, kind)
     _add_gets(app, service, about)
+    _add_kept_responses(app, service)
     add_native_routes(app, service)
     if api_keys:
         app.add_middleware(RequireKey, keys=tuple(api_keys))

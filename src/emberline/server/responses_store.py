@@ -29,7 +29,7 @@ class StoredResponse:
     @property
     def num_bytes(self) -> int:
         """About what it takes; items that several responses share count for each of them."""
-        texts = sum(ITEM_BYTES + len(item.model_dump_json()) for item in self.items)
+        texts = sum(ITEM_BYTES + len(item.model_dump_json().encode()) for item in self.items)
         return len(self.body) + texts
 
 
