@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -10,6 +11,12 @@ LayoutKind = Literal["static", "compact"]
 DrafterName = Literal["auto", "ngram", "none"]
 PlannerName = Literal["auto", "verify_all", "threshold", "causal_greedy", "lagged_top_k"]
 PLANNERS: tuple[PlannerName, ...] = get_args(PlannerName)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: a container may have fewer than the machine."""
+    limited = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if limited else os.cpu_count() or 1
 
 
 def _positive(owner: object, *names: str) -> None:
@@ -93,3 +100,9 @@ class EngineConfig:
             raise ValueError(f"dtype must be auto, float32 or bfloat16, got {self.dtype!r}")
         if self.threads is not None:
             _positive(self, "threads")
+            cores = usable_cores()
+            if self.threads > cores:
+                raise ValueError(
+                    f"threads must be at most {cores}, the cores that this process may use, got "
+                    f"{self.threads}"
+                )

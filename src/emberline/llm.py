@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,7 +16,7 @@ from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
 from emberline.engine.grammar import GrammarCompiler
 from emberline.hub import generation_stop_ids, load_tokenizer, resolve_draft, resolve_model
-from emberline.machine_costs import costs_for
+from emberline.machine_costs import costs_for, report_given
 from emberline.scores import Scores, make_scores, num_alternatives, scoring_params
 from emberline.types import (
     FinishReason,
@@ -72,6 +73,9 @@ def load_engine(
         name=folder.name,
         find_costs=lambda engine: costs_for(engine, folder.path, draft_folder, progress=progress),
     )
+    given = config.speculation.step_costs
+    if given is not None:
+        report_given(engine, Path(given), folder.path, draft_folder, progress=progress)
     engine.grammars = GrammarCompiler(tokenizer, engine.vocab_size, engine.parts.eos_ids)
     return LoadedEngine(engine, tokenizer, TokenText(tokenizer), folder.name)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
 import time
@@ -23,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from emberline.config import usable_cores
 from emberline.engine.engine import Engine
 from emberline.engine.profile import Grid, Report, plan_grid, profile_steps
 from emberline.hub import cache_home
@@ -68,6 +68,39 @@ def costs_for(
     return profile.costs
 
 
+def report_given(
+    engine: Engine, file: Path, model: Path, draft: Path | None, *, progress: bool = True
+) -> None:
+    """Say that an engine's step costs are a given file's, and what it was measured on instead.
+
+    Args: as `costs_for`; `file` has been read for the engine.
+    """
+    console = Console(stderr=True, quiet=not progress, highlight=False, soft_wrap=True)
+    console.print(f"Step costs: from {file}", markup=False)
+    try:
+        theirs = load_profile(file).measured_on
+        grid = plan_grid(engine.parts, engine.pool, engine.config.scheduler)
+    except (ModelError, ValueError):  # another engine's file; no room for what is measured
+        return
+    others = differences(theirs, measured_on(engine, grid, model, draft))
+    if others:
+        console.print(
+            f"Warning: {file} was measured with {', '.join(others)}: plans may be poor; measure "
+            "here with `emberline profile`",
+            markup=False,
+        )
+
+
+def differences(theirs: MeasuredOn, ours: MeasuredOn) -> list[str]:
+    """What makes costs another engine's, each as "name value, not value"."""
+    names = ("model", "draft", "dtype", "device", "processor", "num_cores", "threads", "layout")
+    return [
+        f"{name.replace('num_', '')} {getattr(theirs, name)}, not {getattr(ours, name)}"
+        for name in names
+        if getattr(theirs, name) != getattr(ours, name)
+    ]
+
+
 def measure(
     engine: Engine, model: Path, draft: Path | None, *, progress: bool = True
 ) -> CostProfile:
@@ -110,7 +143,7 @@ def measured_on(engine: Engine, grid: Grid, model: Path, draft: Path | None) -> 
         dtype=str(engine.info.get("dtype", engine.config.dtype)),
         device=device.type,
         processor=_processor(device),
-        num_cores=_num_cores(),
+        num_cores=usable_cores(),
         threads=torch.get_num_threads(),
         layout=parts.layout,
         max_num_reqs=engine.config.scheduler.max_num_reqs,
@@ -144,11 +177,6 @@ def _processor(device: torch.device) -> str:
         text = ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found[1] if found else platform.processor() or platform.machine()
-
-
-def _num_cores() -> int:
-    usable = hasattr(os, "sched_getaffinity")  # a container may have fewer than the machine
-    return len(os.sched_getaffinity(0)) if usable else os.cpu_count() or 1
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def test_the_grid_fits_the_context_limit_and_the_pages() -> None:
     assert grid_of(scarce).context_length == 4 * 4 - 1 - 7
     tiny = make_engine(PrefixTarget(page_size=4), ConstantDrafter(0, 7), num_pages=7)
     assert grid_of(tiny).request_counts == (1, 2)  # of 8: there are pages for no more
-    with pytest.raises(ValueError, match="num_tokens of the KV cache leaves 8 free"):
+    with pytest.raises(ValueError, match=r"the KV cache \(--kv-tokens\) has 8 free"):
         grid_of(make_engine(PrefixTarget(page_size=4), ConstantDrafter(0, 7), num_pages=2))
 
 
@@ -306,6 +306,29 @@ def test_costs_are_measured_once(home: Path, capsys: pytest.CaptureFixture[str])
     assert facts.model.startswith("golden (")
     assert facts.draft is not None
     assert facts.draft.startswith("vanilla (")
+
+
+def test_a_given_file_is_named_and_so_is_what_it_was_measured_on(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs_of(golden())
+    (path,) = home.rglob("*.json")
+    capsys.readouterr()
+
+    def said(engine: Engine) -> str:
+        machine_costs.report_given(engine, path, GOLDEN / "target", GOLDEN / "vanilla")
+        return capsys.readouterr().err
+
+    assert said(golden()) == f"Step costs: from {path}\n"
+    data = json.loads(path.read_text())
+    data["measured_on"] |= {"dtype": "bfloat16", "model": "another (12345678)", "num_cores": 512}
+    path.write_text(json.dumps(data))
+    first, warning = said(golden()).splitlines()
+    assert first == f"Step costs: from {path}"
+    assert f"{path} was measured with model another (12345678), not golden (" in warning
+    assert "dtype bfloat16, not float32" in warning
+    assert "cores 512, not" in warning
+    assert "threads" not in warning
 
 
 def test_other_settings_have_other_costs(home: Path) -> None:

@@ -23,6 +23,16 @@ from emberline.config import (
 from emberline.types import InvalidRequest
 
 DrafterName = Literal["auto", "ngram", "none"]
+OPTIONS = {
+    "num_tokens": "--kv-tokens",
+    "max_model_len": "--max-model-len",
+    "max_num_reqs": "--max-num-reqs",
+    "max_queue": "--max-queue",
+    "num_draft_tokens": "--num-draft-tokens",
+    "threads": "--threads",
+    "threshold": "--threshold",
+}
+"""What settings that users can give are called on the command line."""
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
@@ -43,7 +53,7 @@ def one_line_errors() -> Iterator[None]:
         from emberline.models.weights import ModelError  # torch comes with it
 
         if isinstance(problem, ModelError):
-            fail(_one_line(problem))
+            fail(_by_option(_one_line(problem)))
         raise
 
 
@@ -75,6 +85,12 @@ def _one_line(problem: Exception) -> str:
     return " ".join(str(problem).split())
 
 
+def _by_option(message: str) -> str:
+    """A message about a setting, with the option's name where it begins with the setting's."""
+    setting, space, rest = message.partition(" ")
+    return OPTIONS.get(setting, setting) + space + rest
+
+
 def engine_config(
     *,
     draft: str | None,
@@ -99,6 +115,9 @@ def engine_config(
     def given(**options: Any) -> dict[str, Any]:
         return {name: value for name, value in options.items() if value is not None}
 
+    most = SchedulerConfig().max_num_tokens  # a step has at least a token of each
+    if max_num_reqs is not None and max_num_reqs > most:
+        fail(f"--max-num-reqs must be at most {most}, got {max_num_reqs}")
     if no_draft:
         for option, contradicts in (
             ("--draft", draft not in (None, "none")),
@@ -140,4 +159,4 @@ def engine_config(
             ),
         )
     except ValueError as problem:
-        fail(_one_line(problem))
+        fail(_by_option(_one_line(problem)))

@@ -9,8 +9,15 @@ from pathlib import Path
 
 import torch
 
+from emberline.batch import KVSpec
 from emberline.cache.page_pool import PagePool
-from emberline.config import DtypeName, EngineConfig, PlannerName, SpeculationConfig
+from emberline.config import (
+    DtypeName,
+    EngineConfig,
+    PlannerName,
+    SpeculationConfig,
+    usable_cores,
+)
 from emberline.drafters.base import Drafter
 from emberline.drafters.block_drafter import BlockDrafter
 from emberline.drafters.checkpoint import load_drafter, read_draft_config
@@ -56,36 +63,18 @@ def build_engine(
     torch.set_num_threads(config.threads or default_threads())
     page_size = config.cache.page_size
     num_pages = 1 + -(-config.cache.num_tokens // page_size)
-    drafts = config.speculation.drafter
-    draft = draft if drafts == "auto" else None
-    draft_config = read_draft_config(draft) if draft is not None else None
-    target = Decoder.load(
-        DecoderConfig.from_hf(read_json(model / "config.json")),
-        load_folder(model),
-        dtype=dtype,
-        device=config.device,
-        taps=draft_config.taps if draft_config else (),
-        num_pages=num_pages,
-        page_size=page_size,
-        max_model_len=config.scheduler.max_model_len,
-        poison_padding=config.poison_padding,
-    )
-    drafter: Drafter | None = None
+    draft = draft if config.speculation.drafter == "auto" else None
     calibration = None
     if draft is not None:
         calibration = find_calibration(draft, config.speculation.calibration)
-        drafter = load_drafter(
-            draft,
-            target,
-            dtype=dtype,
-            device=config.device,
-            num_pages=num_pages,
-            page_size=page_size,
-            num_draft_tokens=config.speculation.num_draft_tokens,
-            confidence_temperatures=calibration.temperatures if calibration else None,
-        )
-    elif drafts == "ngram":
-        drafter = NGramDrafter(config.speculation.num_draft_tokens or 8)
+    temperatures = calibration.temperatures if calibration else None
+    try:
+        target, drafter = load_models(model, draft, config, dtype, num_pages, temperatures)
+    except (MemoryError, torch.OutOfMemoryError) as problem:
+        raise ModelError(
+            f"there is not enough memory for the model and a KV cache of "
+            f"{config.cache.num_tokens} tokens: lower --kv-tokens (CacheConfig.num_tokens)"
+        ) from problem
     parts = StepParts(
         target=target,
         drafter=drafter,
@@ -112,7 +101,52 @@ def build_engine(
     engine = Engine(parts, pool, config, facts)
     planner = resolve_planner(config, drafter)
     engine.use_planner(make_planner(planner, config.speculation, engine, find_costs), planner)
+    engine.info |= planning(planner, config.speculation)
     return engine
+
+
+def load_models(
+    model: Path,
+    draft: Path | None,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    num_pages: int,
+    temperatures: tuple[float, ...] | None,
+) -> tuple[Decoder, Drafter | None]:
+    """The target and its drafter, each with KV of `num_pages` pages.
+
+    Raises:
+        ModelError: files do not fit each other or the settings, or the KV cache the machine.
+        MemoryError, torch.OutOfMemoryError: there is not enough memory for them.
+    """
+    page_size, drafts = config.cache.page_size, config.speculation.num_draft_tokens
+    decoder = DecoderConfig.from_hf(read_json(model / "config.json"))
+    check_kv_fits(decoder.kv_spec, num_pages * page_size, dtype, config.device)
+    target = Decoder.load(
+        decoder,
+        load_folder(model),
+        dtype=dtype,
+        device=config.device,
+        taps=read_draft_config(draft).taps if draft is not None else (),
+        num_pages=num_pages,
+        page_size=page_size,
+        max_model_len=config.scheduler.max_model_len,
+        poison_padding=config.poison_padding,
+    )
+    if draft is None:
+        by_text = config.speculation.drafter == "ngram"
+        return target, NGramDrafter(drafts or 8) if by_text else None
+    drafter = load_drafter(
+        draft,
+        target,
+        dtype=dtype,
+        device=config.device,
+        num_pages=num_pages,
+        page_size=page_size,
+        num_draft_tokens=drafts,
+        confidence_temperatures=temperatures,
+    )
+    return target, drafter
 
 
 def default_threads() -> int:
@@ -123,9 +157,7 @@ def default_threads() -> int:
     The kernels' threads wait for each other at the end of every operation. One of them losing its
     core for a moment makes all wait: on two cores a busy neighbour costs a factor of ten.
     """
-    usable = hasattr(os, "sched_getaffinity")  # a container may have fewer than the machine
-    cores = len(os.sched_getaffinity(0)) if usable else os.cpu_count() or 1
-    return max(1, cores - 1)
+    return max(1, usable_cores() - 1)
 
 
 def resolve_dtype(name: DtypeName, device: str) -> torch.dtype:
@@ -152,6 +184,24 @@ def exactness(target: Decoder, pool: PagePool) -> dict[str, object]:
     if not math.isfinite(check.max_logit_diff):
         raise ModelError("the model's logits are not finite: its weights are damaged, or overflow")
     return {"bitwise": check.bitwise, "max_logit_diff": check.max_logit_diff}
+
+
+def check_kv_fits(spec: KVSpec, num_slots: int, dtype: torch.dtype, device: str) -> None:
+    """Raise `ModelError` for a KV cache that would be larger than a CPU's whole memory.
+
+    Its memory is taken only as it fills: without this check the machine would give out much later.
+    """
+    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # a system that does not say
+        return
+    if device == "cpu" and num_slots * per_token > memory:
+        raise ModelError(
+            f"a KV cache of {num_slots} tokens takes {num_slots * per_token / 1e9:.1f} GB, and the "
+            f"machine has {memory / 1e9:.1f} GB: lower --kv-tokens (CacheConfig.num_tokens) to "
+            f"well under {memory // per_token}"
+        )
 
 
 def find_calibration(draft: Path, wanted: str | None) -> Calibration | None:
@@ -197,10 +247,24 @@ def make_planner(
     if settings.step_costs is not None:
         costs = load_costs(Path(settings.step_costs))
     elif find_costs is not None:
-        costs = find_costs(engine)
+        try:
+            costs = find_costs(engine)
+        except ValueError as problem:
+            raise ModelError(str(problem)) from problem
     else:
         raise ModelError(f"planner {name} needs step costs: give step_costs, a file of them")
     return CausalGreedy(costs) if name == "causal_greedy" else LaggedTopK(costs)
+
+
+def planning(name: PlannerName, settings: SpeculationConfig) -> dict[str, object]:
+    """What a planner goes by, JSON-able; a file of costs is named without its folder."""
+    costs: str | None = None
+    if name in ("causal_greedy", "lagged_top_k"):
+        costs = Path(settings.step_costs).name if settings.step_costs else "measured here"
+    return {
+        "step_costs": costs,
+        "threshold": settings.threshold if name == "threshold" else None,
+    }
 
 
 def info(
@@ -226,6 +290,7 @@ def info(
         "layout": config.speculation.layout,
         "page_size": pool.page_size,
         "kv_capacity_tokens": pool.capacity,
+        "prefix_cache": config.cache.prefix_cache,
         "max_num_reqs": config.scheduler.max_num_reqs,
         "max_num_tokens": config.scheduler.max_num_tokens,
         "prefill_chunk": config.scheduler.prefill_chunk,

@@ -72,7 +72,8 @@ class OutputStream:
 def num_records(output: RequestOutput) -> int:
     """Entries that an output takes when it is written: one a token, and one an alternative."""
     records = (*(output.prompt_logprobs or ()), *(output.logprobs or ()))
-    alternatives = sum(1 + len(record.top_ids) for record in records if record is not None)
+    twins = (record.processed for record in records if record is not None)
+    alternatives = sum(1 + len(r.top_ids) for r in (*records, *twins) if r is not None)
     return len(output.token_ids) + alternatives
 
 

@@ -119,8 +119,9 @@ def plan_grid(
     most = min(config.max_num_reqs, pool.num_free // pool.pages_for(least))
     if most < 1 or longest < least:
         raise ValueError(
-            f"no room to measure a step of {least} tokens: num_tokens of the KV cache leaves "
-            f"{pool.num_free * pool.page_size} free, max_model_len is {longest}; raise them"
+            f"no room to measure a step of {least} tokens: the KV cache (--kv-tokens) has "
+            f"{pool.num_free * pool.page_size} free, the context (--max-model-len) is {longest}; "
+            "raise them"
         )
     room = min(pool.num_free // most * pool.page_size, longest)
     context_length = min(context_length, room - 1 - most_drafts)

@@ -151,7 +151,7 @@ class Scheduler:
             state.slot = self._free_slots.pop()
             if state.num_cached is None:
                 state.num_cached = state.num_computed
-                self.num_queried += state.num_prompt
+                self.num_queried += self._num_looked_up(state)
                 self.num_hit += state.num_cached
             self._grow(state, entry.num_known)
             promised += self._pages_to_come(state)
@@ -167,9 +167,15 @@ class Scheduler:
         """
         limit = len(state.token_ids) - 1
         if state.scores_prompt:
-            limit = min(limit, max(state.params.prompt_logprobs_start, 1) - 1)
+            limit = min(limit, _first_scored(state))
         state.pages = self.cache.match(state.token_ids, limit)
         state.num_computed = len(state.pages) * self.cache.pool.page_size
+
+    def _num_looked_up(self, state: RequestState) -> int:
+        """Prompt tokens that could be found, were they cached: those that are scored never are."""
+        if not self.cache.enabled:
+            return 0
+        return _first_scored(state) if state.scores_prompt else state.num_prompt
 
     def _awaits_prefix(self, state: RequestState) -> bool:
         """Whether most of what a request needs is just being computed for one that ranks before it.
@@ -204,7 +210,7 @@ class Scheduler:
         """What a request would run within the budget, with as many drafts as it could use."""
         num_known = min(state.num_pending, self.config.prefill_chunk, budget.tokens)
         # The logits of position p - 1 score the token at p; position 0 has no value.
-        first_scored = max(state.params.prompt_logprobs_start, 1) - 1
+        first_scored = _first_scored(state)
         if state.scores_prompt:
             unscored = max(0, first_scored - state.num_computed)
             num_known = min(num_known, unscored + budget.scored)
@@ -288,3 +294,8 @@ class Scheduler:
         self.cache.release(state.pages)
         state.pages = []
         state.num_computed = 0
+
+
+def _first_scored(state: RequestState) -> int:
+    """The first position of a scored prompt whose logits are wanted."""
+    return max(state.params.prompt_logprobs_start, 1) - 1

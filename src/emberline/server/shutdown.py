@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import math
 import socket
 import threading
@@ -19,6 +20,8 @@ import uvicorn
 
 from emberline.engine.async_engine import AsyncEngine
 from emberline.server.slow_readers import StuckConnections, bound_send_buffer, cut
+
+logger = logging.getLogger(__name__)
 
 SLOW_READER_SECONDS = 60.0
 ENDING_SECONDS = 10.0  # for the engine's current step, once more for writing the last answers
@@ -96,6 +99,13 @@ class GracefulServer(uvicorn.Server):
         """Whether every call that was there at the signal is answered, or the time is over."""
         if self._admitted is None:
             self._admitted = set(self.server_state.tasks)
+            state = self._engine.snapshot()
+            logger.info(
+                "draining: %d requests run, %d wait, at most %g s",
+                state.num_running,
+                state.num_waiting,
+                self._grace_seconds,
+            )
         return now >= end or all(task.done() for task in self._admitted)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
