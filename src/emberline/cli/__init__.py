@@ -15,6 +15,7 @@ COMMANDS = {
     "calibrate": "Fit the temperatures of a draft's confidences.",
     "profile": "Measure what a step costs on this machine.",
     "bench": "Measure a server: bench serve.",
+    "audit": "Prove a server's logprobs from outside.",
 }
 
 
