@@ -73,10 +73,13 @@ class Grammar:
     kind: Literal["json_schema", "regex", "lark"]
     source: str  # the schema as JSON text, the regular expression, the Lark grammar
     after: str | None = None  # free text up to and with this marker precedes what must match
+    opened_by: str | None = None  # only if the answer begins with this marker; None = always
 
     def __post_init__(self) -> None:
         if self.kind not in ("json_schema", "regex", "lark"):
             raise InvalidRequest("grammar kind must be json_schema, regex or lark", "grammar")
+        if self.opened_by is not None and self.after is None:
+            raise InvalidRequest("opened_by needs after: what ends the free text", "grammar")
 
     @classmethod
     def json_object(cls) -> Grammar:
@@ -112,6 +115,8 @@ class SamplingParams:
     stop: str | Sequence[str] = ()  # one or several
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
+    stop_after: str | None = None  # stop strings count behind this marker; None = everywhere
+    stop_opened_by: str | None = None  # only if the answer begins with this marker; None = always
     min_tokens: int = 0  # until then EOS and stop ids are masked and stop strings ignored
     max_tokens: int | None = None  # None = up to the context limit; 0 only with prompt logprobs
     ignore_eos: bool = False
@@ -148,6 +153,8 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequest("stop must be a list of non-empty strings", "stop")
+        if self.stop_opened_by is not None and self.stop_after is None:
+            raise InvalidRequest("stop_opened_by needs stop_after", "stop_opened_by")
         for token_id in self.stop_token_ids:
             _is_int("stop_token_ids", token_id, 0)
         _is_int("min_tokens", self.min_tokens, 0)

@@ -120,6 +120,8 @@ class TextStream:
         self._longest = max(map(len, self._stops), default=0)
         self._tail = bytearray()  # not released yet
         self._stopped = False
+        self._gate = None if params.stop_after is None else _Gate(params)
+        self._floor = 0  # where in the tail a stop string may begin
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def push(self, token_id: int, *, check_stop: bool = True) -> str | None:
@@ -131,7 +133,11 @@ class TextStream:
         if self._stopped:
             raise ValueError("a stop string has already ended this text")
         start = len(self._tail)
-        self._tail += self._tokens.visible_bytes(token_id, self._params)
+        piece = self._tokens.visible_bytes(token_id, self._params)
+        self._tail += piece
+        blocked = self._gate.blocked(piece) if self._gate is not None else 0
+        if blocked:
+            self._floor = start + blocked
         if not self._stops or not check_stop:
             return None
         return self._find_stop(start)
@@ -146,13 +152,14 @@ class TextStream:
             length -= self._held_back()
         text = self._decode(bytes(self._tail[:length]))
         del self._tail[:length]
+        self._floor = max(0, self._floor - length)
         return text
 
     def _find_stop(self, start: int) -> str | None:
         """The stop string that ends first behind `start`; cuts the text there."""
         found: tuple[int, int, int] | None = None  # end, begin, which
         for which, stop in enumerate(self._stops):
-            begin = self._tail.find(stop, max(0, start - len(stop) + 1))
+            begin = self._tail.find(stop, max(self._floor, start - len(stop) + 1))
             if begin >= 0:
                 candidate = (begin + len(stop), begin, which)
                 found = candidate if found is None else min(found, candidate)
@@ -170,6 +177,44 @@ class TextStream:
             if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
                 return length
         return 0
+
+
+class _Gate:
+    """The text at the start of an answer in which no stop string counts.
+
+    It ends with a marker and the line breaks behind it. Where it has an opening marker and the
+    answer does not begin with that, every stop string counts.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._opening = (params.stop_opened_by or "").encode()
+        self._closing = (params.stop_after or "").encode()
+        self._inside = not self._opening
+        self._seen = bytearray()  # what cannot be told yet
+        self._closed = False  # the marker has come: only line breaks are left
+        self._passed = False
+
+    def blocked(self, piece: bytes) -> int:
+        """How many bytes at the start of the next piece no stop string may begin in."""
+        if self._passed:
+            return 0
+        self._seen += piece
+        if not self._inside:
+            start = self._seen.lstrip(b"\n")
+            self._inside = start.startswith(self._opening)
+            self._passed = not self._inside and not self._opening.startswith(start)
+            if not self._inside:
+                return 0
+        if not self._closed:
+            end = self._seen.find(self._closing)
+            self._closed = end >= 0
+            keep = end + len(self._closing) if self._closed else 1 - len(self._closing)
+            del self._seen[:keep]
+        if self._closed:
+            rest = self._seen.lstrip(b"\n")
+            self._passed, self._seen = bool(rest), bytearray()
+            return len(piece) - len(rest)
+        return len(piece)
 
 
 def _decoder_kinds(decoder: Any) -> set[str]:

@@ -126,14 +126,24 @@ def _rules(grammar: Grammar, vocabulary: object) -> list[dict[str, object]]:
         body["lark_grammar"] = grammar.source
     if grammar.after is None:
         return [body]
-    marker = vocabulary.tokenize_str(grammar.after, parse_special=True)  # type: ignore[attr-defined]
-    if len(marker) == 1 and vocabulary.is_special_token(marker[0]):  # type: ignore[attr-defined]
-        # A special token is no text to llguidance: it is named by its id.
-        opening = f"start: FREE <[{marker[0]}]> @body\nFREE: /(.|\\n)*/"
+    close = _marker(grammar.after, vocabulary)
+    if close.startswith("<["):
+        rules = f"free: FREE {close}\nFREE: /(.|\\n)*/"
     else:
-        quoted = json.dumps(grammar.after, ensure_ascii=False)
-        opening = f"start: free @body\nfree[suffix={quoted}]: /(.|\\n)*/"
-    return [{"name": "whole", "lark_grammar": opening}, body]
+        rules = f"free[suffix={close}]: /(.|\\n)*/"
+    start = "start: free @body"
+    if grammar.opened_by is not None:
+        # Line breaks before the marker are free too, as they are where its text is read.
+        start = f"start: @body | /\\n*/ {_marker(grammar.opened_by, vocabulary)} free @body"
+    return [{"name": "whole", "lark_grammar": f"{start}\n{rules}"}, body]
+
+
+def _marker(text: str, vocabulary: object) -> str:
+    """A fixed text. A special token is no text to llguidance: it is named by its id."""
+    ids = vocabulary.tokenize_str(text, parse_special=True)  # type: ignore[attr-defined]
+    if len(ids) == 1 and vocabulary.is_special_token(ids[0]):  # type: ignore[attr-defined]
+        return f"<[{ids[0]}]>"
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _between_slashes(regex: str) -> str:

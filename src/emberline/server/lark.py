@@ -58,7 +58,11 @@ def running_text(
         tokens: the tokenizer's named tokens.
         once: there may be one of them at most.
     """
-    rules = [f"start: {'(tag)?' if once else '(tag)*'} FREE", f"FREE: {ANY_TEXT}"]
+    rules = [f"start: {'FREE | tag REST' if once else '(tag)* FREE'}", f"FREE: {ANY_TEXT}"]
+    if once:
+        plain = dict.fromkeys(trigger for trigger, _ in structures if trigger not in tokens)
+        others = "".join(f" & ~/(.|\\n)*{_pattern(trigger)}(.|\\n)*/" for trigger in plain)
+        rules.append(f"REST: {ANY_TEXT}{others}")
     by_trigger: dict[str, list[str]] = {}
     for trigger, body in structures:
         by_trigger.setdefault(trigger, []).append(body)
@@ -72,3 +76,7 @@ def running_text(
             rules.append(f"head{i}[lazy]: /(.|\\n)*/ {literal(trigger, tokens)}")
             rules.append(f"tag{i}: head{i} ({options})")
     return "\n".join(rules)
+
+
+def _pattern(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")

@@ -1,0 +1,53 @@
+"""Stop strings that count behind a marker only: nothing before it, its line breaks included, stops."""
+
+from __future__ import annotations
+
+import pytest
+
+from emberline.engine.detokenizer import TokenText
+from emberline.types import InvalidRequest, SamplingParams
+
+from support.serving import make_tokenizer
+
+TOKENIZER = make_tokenizer()
+TEXT = TokenText(TOKENIZER)
+
+
+def stopped(text: str, stop: str, *, take_often: bool, **scope: str) -> tuple[str, bool]:
+    """The text up to the stop, and whether there was one."""
+    stream = TEXT.stream(SamplingParams(stop=[stop], **scope))
+    shown = ""
+    for token_id in TOKENIZER(text, add_special_tokens=False)["input_ids"]:
+        found = stream.push(token_id)
+        shown += stream.take() if take_often else ""
+        if found is not None:
+            return shown + stream.take(final=True), True
+    return shown + stream.take(final=True), False
+
+
+@pytest.mark.parametrize("take_often", [False, True])
+@pytest.mark.parametrize(
+    ("text", "stop", "opened", "expected"),
+    [
+        ("a. b</t>c. d", ".", None, "a. b</t>c"),
+        ("a. b", ".", None, None),
+        ("a</t>\n\nb\n\nc", "\n\n", None, "a</t>\n\nb"),
+        ("a</t>\n\n", "\n", None, None),
+        ("a t>x</t>bt>", "t>", None, "a t>x</t>b"),
+        ("<t>a. b</t>c. d", ".", "<t>", "<t>a. b</t>c"),
+        ("\n<t>a. b</t>c. d", ".", "<t>", "\n<t>a. b</t>c"),
+        ("a. b</t>c. d", ".", "<t>", "a"),
+        ("<b>. </t>", ".", "<t>", "<b>"),
+    ],
+)
+def test_stops_count_behind_the_marker(
+    text: str, stop: str, opened: str | None, expected: str | None, take_often: bool
+) -> None:
+    scope = {"stop_after": "</t>"} | ({"stop_opened_by": opened} if opened else {})
+    shown, found = stopped(text, stop, take_often=take_often, **scope)
+    assert (shown, found) == ((text, False) if expected is None else (expected, True))
+
+
+def test_an_opening_needs_an_end() -> None:
+    with pytest.raises(InvalidRequest, match="stop_after"):
+        SamplingParams(stop=["x"], stop_opened_by="<t>")
