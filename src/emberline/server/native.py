@@ -16,12 +16,14 @@ from fastapi import Response
 from starlette.types import Receive
 
 from emberline.engine.output_stream import merge_outputs, num_records
+from emberline.server.lark import named_tokens
 from emberline.server.native_answer import NativeAnswer, NativeRequest
 from emberline.server.native_body import GenerateBody
+from emberline.server.native_params import NativeSampling
 from emberline.server.service import Service
 from emberline.server.stream import ClientGone, EventStream, Outputs, collect
 from emberline.server.turns import off_loop
-from emberline.types import InvalidRequest, Request, RequestOutput
+from emberline.types import Grammar, InvalidRequest, Request, RequestOutput
 
 BYTES_A_RECORD = 100  # joined in the time that a record takes to be written, or less
 
@@ -49,13 +51,15 @@ async def _prepare(service: Service, body: GenerateBody) -> NativeCall:
     prompts = await service.encoder.prompts(
         [one.prompt for one in asked], add_special_tokens=True, echo=False, skip_special_tokens=True
     )
+    grammars = await _grammars(service, [one.sampling for one in asked])
     names = body.rids(len(asked), n, secrets.token_hex(16))
     rids = [rid for _, own in names for rid in own]
     prefix = f"gen-{secrets.token_hex(12)}"
     requests: list[Request] = []
     native: list[NativeRequest] = []
     for one, prompt in zip(asked, prompts, strict=True):
-        params = one.params(len(prompt.token_ids), service.encoder.max_model_len)
+        grammar = grammars[id(one.sampling)]
+        params = one.params(len(prompt.token_ids), service.encoder.max_model_len, grammar)
         for choice in range(n):
             index = len(requests)
             requests.append(
@@ -75,6 +79,18 @@ async def _prepare(service: Service, body: GenerateBody) -> NativeCall:
                 )
             )
     return NativeCall(service, body, requests, native, _ids_by_name(names, requests))
+
+
+async def _grammars(
+    service: Service, options: Sequence[NativeSampling]
+) -> dict[int, Grammar | None]:
+    """What the answers must match, by the identity of the options that ask for it."""
+    grammars: dict[int, Grammar | None] = {}
+    for one in options:
+        if id(one) not in grammars:
+            tokens = named_tokens(service.encoder.tokenizer) if one.structural_tag else {}
+            grammars[id(one)] = await service.grammar(one.asked_grammar(tokens))
+    return grammars
 
 
 def _ids_by_name(

@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, PlainValidator, Tag
 from emberline.server.bodies import asked_for
 from emberline.server.native_params import NativeSampling, in_native_words
 from emberline.server.protocol import Body, Finite
-from emberline.types import InvalidRequest, SamplingParams
+from emberline.types import Grammar, InvalidRequest, SamplingParams
 
 MAX_NAME = 512  # characters of a `rid`
 MAX_PRIORITY = 2**31 - 1
@@ -47,7 +47,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "bootstrap_room": (),
 }
 SAMPLING_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "structural_tag": (),
     "stop_regex": ("", []),
     "custom_params": (),
     "spaces_between_special_tokens": (True,),
@@ -109,7 +108,9 @@ class Asked:
     num_top: int
     chosen: tuple[int, ...] | None  # ids scored at every position
 
-    def params(self, num_prompt: int, max_model_len: int) -> SamplingParams:
+    def params(
+        self, num_prompt: int, max_model_len: int, grammar: Grammar | None
+    ) -> SamplingParams:
         """The engine's options for a prompt of `num_prompt` tokens.
 
         The first reported position of a prompt has no value, so that scores begin one later.
@@ -127,7 +128,7 @@ class Asked:
             more |= {"prompt_logprobs": self.num_top, "prompt_logprobs_start": self.start + 1}
         elif self.sampling.max_new_tokens == 0:  # nothing to draw: the engine wants to score then
             more |= {"prompt_logprobs": 0, "prompt_logprobs_start": num_prompt - 1}
-        return self.sampling.params(max_model_len - num_prompt, **more)
+        return self.sampling.params(max_model_len - num_prompt, grammar, **more)
 
 
 class GenerateBody(Body):
@@ -186,7 +187,7 @@ class GenerateBody(Body):
         """
         prompts = self._prompts()
         count = len(prompts)
-        options = self._share("sampling_params", self.sampling_params, count)
+        options = self._share("sampling_params", self._options(), count)
         if len({one.n for one in options}) > 1:
             message = "n must be the same for every prompt of a call"
             raise InvalidRequest(message, "sampling_params")
@@ -227,14 +228,22 @@ class GenerateBody(Body):
         """A refusal that names this route's fields."""
         if problem.param == "prompt":
             return InvalidRequest(str(problem), self.prompt_field)
-        options = self.sampling_params
-        return in_native_words(problem, options if isinstance(options, list) else [options])
+        return in_native_words(problem)
 
     def _prompts(self) -> list[str | list[int]]:
         if (self.text is None) == (self.input_ids is None):
             raise InvalidRequest("give one of text and input_ids", "text")
         given: Any = self.text if self.text is not None else self.input_ids
         return list(given) if self.is_batch else [given]
+
+    def _options(self) -> NativeSampling | list[NativeSampling]:
+        """The sampling options, with those that the body gives for all of them."""
+        extras = {"logprobs_mode": self.logprobs_mode, "annotations": self.annotations}
+        given = {name: value for name, value in extras.items() if value is not None}
+        options = self.sampling_params
+        if isinstance(options, list):
+            return [one.with_extras(given) for one in options]
+        return options.with_extras(given)
 
     def _share(self, name: str, value: Value | list[Value], count: int) -> list[Value]:
         """A value for each prompt: its own where a list was given."""
@@ -271,8 +280,6 @@ class GenerateBody(Body):
         if num_top < 0:
             message = f"top_logprobs_num must be at least 0, got {num_top}"
             raise InvalidRequest(message, "top_logprobs_num")
-        extras = {"logprobs_mode": self.logprobs_mode, "annotations": self.annotations}
-        own = sampling.with_extras({key: v for key, v in extras.items() if v is not None})
-        if own.annotations and not logprobs:
+        if sampling.annotations and not logprobs:
             raise InvalidRequest("annotations needs return_logprob: true", "annotations")
-        return Asked(prompt, own, logprobs, start, num_top, chosen)
+        return Asked(prompt, sampling, logprobs, start, num_top, chosen)

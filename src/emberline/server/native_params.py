@@ -6,18 +6,26 @@ Must not know tokens, prompts or answers.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from emberline.server.protocol import MAX_STOPS, Body, Finite, TokenId, logit_biases
+from emberline.server.structured import (
+    AskedGrammar,
+    StructuralTag,
+    lark_grammar,
+    parse_tag,
+    regex_grammar,
+    schema_grammar,
+    structural_grammar,
+)
 from emberline.types import Grammar, InvalidRequest, SamplingParams
 
 DEFAULT_NEW_TOKENS = 128
-MAX_EBNF = 2**15
+MAX_EBNF = 2**14
 """Characters of an EBNF grammar: its translation runs on the event loop."""
 
 # The engine's options that have another name here.
@@ -29,10 +37,10 @@ _NAMES = {
     "prompt_logprobs": "top_logprobs_num",
     "prompt_logprobs_start": "logprob_start_len",
     "logprob_token_ids": "token_ids_logprob",
-    "lark": "ebnf",
+    "lark": "grammar",
 }
 _WORD = re.compile(rf"\b({'|'.join(_NAMES)})\b")
-_GRAMMARS = ("json_schema", "regex", "ebnf")
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class NativeSampling(Body):
@@ -58,7 +66,8 @@ class NativeSampling(Body):
     logit_bias: dict[str, Finite] = Field(default_factory=dict)
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
-    ebnf: str | None = None
+    ebnf: Annotated[str, Field(max_length=MAX_EBNF)] | None = None
+    structural_tag: StructuralTag | str | None = None
     logprobs_mode: Literal["raw", "processed", "both"] = "raw"
     annotations: bool = False
     accept: Literal["auto", "rejection", "coupled"] = "auto"
@@ -75,11 +84,12 @@ class NativeSampling(Body):
                 raise InvalidRequest(f"{name} and sampling_params.{name} differ: give one", name)
         return self.model_copy(update=dict(extras)) if extras else self
 
-    def params(self, room: int, **more: Any) -> SamplingParams:
+    def params(self, room: int, grammar: Grammar | None, **more: Any) -> SamplingParams:
         """The engine's options.
 
         Args:
             room: tokens that the context has left for the answer.
+            grammar: what `asked_grammar` asks for.
             more: what is asked about log-probabilities.
 
         Raises:
@@ -113,57 +123,46 @@ class NativeSampling(Body):
             skip_special_tokens=self.skip_special_tokens,
             logprobs_mode=self.logprobs_mode,
             annotations=self.annotations,
-            grammar=self._grammar(),
+            grammar=grammar,
             accept=self.accept,
             speculate=self.speculate,
             **more,
         )
 
-    @property
-    def grammar_fields(self) -> list[str]:
-        """The fields that give a grammar."""
-        return [name for name in _GRAMMARS if getattr(self, name) is not None]
+    def asked_grammar(self, tokens: Mapping[str, int]) -> AskedGrammar | None:
+        """What the answer must match, if anything.
 
-    def _grammar(self) -> Grammar | None:
-        fields = self.grammar_fields
+        Args:
+            tokens: the tokenizer's named tokens, which are no text to a grammar.
+
+        Raises:
+            InvalidRequest: two fields ask, or one of them makes no sense.
+        """
+        fields = [name for name in _GRAMMARS if getattr(self, name) is not None]
         if len(fields) > 1:
             raise InvalidRequest(f"give one of {' and '.join(fields)}", fields[1])
-        if self.json_schema is not None:
-            schema = self.json_schema
-            text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
-            return Grammar("json_schema", text)
-        if self.regex is not None:
-            return Grammar("regex", self.regex)
-        return None if self.ebnf is None else Grammar("lark", _lark(self.ebnf))
+        try:
+            return AskedGrammar(self._grammar(fields[0], tokens), fields[0]) if fields else None
+        except InvalidRequest as problem:
+            raise InvalidRequest(str(problem), fields[0]) from None
+
+    def _grammar(self, field: str, tokens: Mapping[str, int]) -> Grammar:
+        value: Any = getattr(self, field)
+        match field:
+            case "json_schema":
+                return schema_grammar(value)
+            case "regex":
+                return regex_grammar(value)
+            case "ebnf":
+                return lark_grammar(value)
+            case _:
+                return structural_grammar(parse_tag(value), tokens)
 
 
-def in_native_words(problem: InvalidRequest, options: Sequence[NativeSampling]) -> InvalidRequest:
-    """A refusal by the engine's names as one by this route's.
-
-    Args:
-        problem: the refusal.
-        options: those of the call.
-    """
+def in_native_words(problem: InvalidRequest) -> InvalidRequest:
+    """A refusal by the engine's names as one by this route's."""
     message = _WORD.sub(lambda word: _NAMES[word[0]], str(problem))
-    name = problem.param
-    if name == "grammar":
-        used = {field for one in options for field in one.grammar_fields}
-        name = used.pop() if len(used) == 1 else "sampling_params"
-    elif name is not None:
-        name = _NAMES.get(name, name)
+    name = problem.param and _NAMES.get(problem.param, problem.param)
     if name in NativeSampling.model_fields and name not in ("logprobs_mode", "annotations"):
         name = f"sampling_params.{name}"
     return InvalidRequest(message, name)
-
-
-def _lark(ebnf: str) -> str:
-    """The grammar in the notation of the engine's compiler."""
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    if len(ebnf) > MAX_EBNF:
-        message = f"ebnf has {len(ebnf)} characters; the limit is {MAX_EBNF}"
-        raise InvalidRequest(message, "ebnf")
-    try:
-        return str(gbnf_to_lark(ebnf))
-    except Exception as problem:  # the translator raises bare exceptions, and recursion has an end
-        raise InvalidRequest(f"ebnf is not understood: {problem}", "ebnf") from None

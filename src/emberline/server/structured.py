@@ -216,7 +216,7 @@ def _from_structured(
         return []
 
     def tagged(value: StructuralTag | str) -> Grammar:
-        return structural_grammar(_parse_tag(value), tokens)
+        return structural_grammar(parse_tag(value), tokens)
 
     asked = [
         *_simple("structured_outputs.json", wanted.json_, schema_grammar),
@@ -230,7 +230,8 @@ def _from_structured(
     return asked
 
 
-def _parse_tag(value: StructuralTag | str) -> StructuralTag:
+def parse_tag(value: StructuralTag | str) -> StructuralTag:
+    """A structural tag as an object or as its JSON. Raises `InvalidRequest`."""
     if isinstance(value, StructuralTag):
         return value
     try:
