@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -19,6 +20,7 @@ from starlette.types import Receive
 
 from emberline.engine.output_stream import merge_outputs, num_records
 from emberline.server.errors import ApiError, api_error
+from emberline.server.lark import named_tokens
 from emberline.server.prompts import EncodedPrompt
 from emberline.server.records import Json, Ledger, RecordFormat
 from emberline.server.request_metrics import request_metrics
@@ -39,6 +41,7 @@ from emberline.server.stream import (
     dump_long_json,
     sse,
 )
+from emberline.server.structured import asked_grammar
 from emberline.server.turns import off_loop
 from emberline.types import InvalidRequest, Request, RequestOutput
 
@@ -159,6 +162,9 @@ class _ResponseCall:
             template_kwargs=body.chat_template_kwargs,
             param="input",
         )
+        tokens = named_tokens(service.encoder.tokenizer)
+        grammar = await service.grammar(asked_grammar(body.structured(), tokens))
+        params = replace(params, grammar=grammar) if grammar is not None else params
         request = Request(
             fresh_id("resp"),
             prompt.token_ids,

@@ -14,6 +14,14 @@ from emberline.server.bodies import asked_for
 from emberline.server.errors import ApiError
 from emberline.server.protocol import Body, GenerationBody, MetricsLevel
 from emberline.server.responses_items import Item, MessageItem, asked_items
+from emberline.server.structured import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedSchema,
+    ResponseFormat,
+    StructuredFields,
+    StructuredOutputs,
+)
 from emberline.types import InvalidRequest, SamplingParams
 
 MAX_TOP_LOGPROBS = 20
@@ -55,7 +63,26 @@ class TextFormat(Body):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    content: dict[str, Any] | None = Field(default=None, alias="schema")
+
+    def response_format(self) -> ResponseFormat | None:
+        """The same as chat writes it; None for any text.
+
+        Raises:
+            InvalidRequest: a schema is missing, or has no place here.
+        """
+        schema = self.model_dump(exclude={"type"}, exclude_none=True, by_alias=True)
+        if self.type != "json_schema":
+            if schema:
+                field = next(iter(schema))
+                message = f"text.format.{field} needs type json_schema"
+                raise InvalidRequest(message, f"text.format.{field}")
+            return JsonObjectFormat(type="json_object") if self.type == "json_object" else None
+        for field in ("name", "schema"):
+            if field not in schema:
+                message = f"text.format.{field} is missing: a json_schema has both name and schema"
+                raise InvalidRequest(message, f"text.format.{field}")
+        return JsonSchemaFormat(type="json_schema", json_schema=NamedSchema(**schema))
 
 
 class TextConfig(Body):
@@ -123,6 +150,7 @@ class ResponsesBody(GenerationBody):
     tool_choice: ToolChoice = "auto"
     truncation: Literal["disabled"] = "disabled"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    structured_outputs: StructuredOutputs | None = None
     per_request_metrics: MetricsLevel | None = None
     n: Literal[1] = 1
     store: bool = True
@@ -159,6 +187,13 @@ class ResponsesBody(GenerationBody):
         """Whether the answer's text carries a record a token."""
         return LOGPROBS in self.include
 
+    def structured(self) -> StructuredFields:
+        """What the answer must match. Raises `InvalidRequest` for a format without its schema."""
+        return StructuredFields(
+            response_format=self.text.format.response_format(),
+            structured_outputs=self.structured_outputs,
+        )
+
     def sampling_params(self) -> SamplingParams:
         """Options of the answer. Raises `InvalidRequest` naming the field."""
         top = self.top_logprobs
@@ -194,14 +229,12 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "logprobs": "include",
 }
+_UNMISTAKABLE = ("max_tokens", "response_format", "reasoning_effort")  # no words of the language
 
 
 def renamed(problem: InvalidRequest) -> InvalidRequest:
     """A refusal in the words of this API."""
-    param = problem.param
-    if param not in _NAMES:
-        return problem
-    message = str(problem)
-    if param not in ("prompt", "messages"):  # words of the language, too
-        message = message.replace(param, _NAMES[param])
-    return InvalidRequest(message, _NAMES[param])
+    message, param = str(problem), problem.param
+    for name in _UNMISTAKABLE:
+        message = message.replace(name, _NAMES[name])
+    return InvalidRequest(message, None if param is None else _NAMES.get(param, param))
