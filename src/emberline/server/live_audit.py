@@ -167,7 +167,7 @@ class LiveAudit:
         if last.finish_reason is FinishReason.ABORT:
             raise EngineStopped(last.error or "aborted")
         records = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None), None)
-        if records is None:
+        if records is None or last.finish_reason is FinishReason.ERROR:
             raise RuntimeError(last.error or "the engine gave no log-probabilities")
         comparison = compare(finished, records)
         self.metrics.compared(comparison.abs_diffs)
