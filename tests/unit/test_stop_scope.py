@@ -1,4 +1,4 @@
-"""Stop strings that count behind a marker only: nothing before it, its line breaks included, stops."""
+"""Stop strings that count behind a marker only: nothing before it stops, nor its line breaks."""
 
 from __future__ import annotations
 
