@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from emberline.server.bodies import asked_for
+from emberline.server.bodies import Fields, asked_for
 from emberline.server.errors import ApiError
-from emberline.server.protocol import Body, GenerationBody, MetricsLevel
+from emberline.server.protocol import GenerationBody, MetricsLevel
 from emberline.server.responses_items import Item, MessageItem, asked_items
 from emberline.server.structured import (
     JsonObjectFormat,
@@ -49,14 +49,14 @@ _UNSUPPORTED_REASONING = {
 }
 
 
-class StreamOptions(Body):
+class StreamOptions(Fields):
     """What a stream carries besides its events: the last of them always has the usage."""
 
     include_usage: Literal[True] = True
     include_obfuscation: Literal[False] = False
 
 
-class TextFormat(Body):
+class TextFormat(Fields):
     """What an answer's text must be."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -85,19 +85,19 @@ class TextFormat(Body):
         return JsonSchemaFormat(type="json_schema", json_schema=NamedSchema(**schema))
 
 
-class TextConfig(Body):
+class TextConfig(Fields):
     """`text`."""
 
     format: TextFormat = Field(default_factory=TextFormat)
 
 
-class ReasoningConfig(Body):
+class ReasoningConfig(Fields):
     """`reasoning`."""
 
     effort: str | None = None
 
 
-class FunctionTool(Body):
+class FunctionTool(Fields):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -107,7 +107,7 @@ class FunctionTool(Body):
     strict: bool | None = None
 
 
-class NamedTool(Body):
+class NamedTool(Fields):
     """`tool_choice`: one function, which is to be called."""
 
     type: Literal["function"]

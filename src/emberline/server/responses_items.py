@@ -5,32 +5,35 @@ Owns what an input item may hold. Must not know sampling options, templates, the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from emberline.server.bodies import asked_for
+from emberline.server.bodies import Fields, asked_for
 from emberline.server.chat_body import Message
 from emberline.server.errors import ApiError
-from emberline.server.protocol import Body
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 PARTS = ("input_text", "output_text")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 
-_REFUSED = {"refusal": (), "annotations": ([],), "encrypted_content": ()}
+_REFUSED: Mapping[str, tuple[object, ...]] = {
+    "refusal": (),
+    "annotations": ([],),
+    "encrypted_content": (),
+}
 
 
-class InputText(Body):
+class InputText(Fields):
     """Text that a client wrote."""
 
     type: Literal["input_text"]
     text: str
 
 
-class OutputText(Body):
+class OutputText(Fields):
     """Text that a model wrote, as it stood in an earlier answer."""
 
     type: Literal["output_text"]
@@ -66,7 +69,7 @@ Content = Annotated[
 ]
 
 
-class MessageItem(Body):
+class MessageItem(Fields):
     """What somebody said. The type may be left out."""
 
     type: Literal["message"] = "message"
@@ -76,7 +79,7 @@ class MessageItem(Body):
     status: Status | None = None
 
 
-class FunctionCallItem(Body):
+class FunctionCallItem(Fields):
     """A call that a model asked for."""
 
     type: Literal["function_call"]
@@ -88,7 +91,7 @@ class FunctionCallItem(Body):
     logprobs: list[Any] = Field(default_factory=list)
 
 
-class FunctionOutputItem(Body):
+class FunctionOutputItem(Fields):
     """What a call came to."""
 
     type: Literal["function_call_output"]
@@ -98,7 +101,7 @@ class FunctionOutputItem(Body):
     status: Status | None = None
 
 
-class ThoughtText(Body):
+class ThoughtText(Fields):
     """A stretch of reasoning."""
 
     type: Literal["reasoning_text", "summary_text"]
@@ -106,7 +109,7 @@ class ThoughtText(Body):
     logprobs: list[Any] = Field(default_factory=list)
 
 
-class ReasoningItem(Body):
+class ReasoningItem(Fields):
     """What a model thought before it answered."""
 
     type: Literal["reasoning"]
@@ -184,7 +187,9 @@ def as_input(output: dict[str, Any]) -> Item:
     """An output item as a later input holds it: its text, without records."""
     match output["type"]:
         case "message":
-            parts = [OutputText(type="output_text", text=p["text"]) for p in output["content"]]
+            parts: list[Part] = [
+                OutputText(type="output_text", text=part["text"]) for part in output["content"]
+            ]
             return MessageItem(role="assistant", content=parts, id=output["id"])
         case "function_call":
             names = ("type", "call_id", "name", "arguments", "id")
