@@ -69,7 +69,9 @@ def _streamed(
     repeated = []
     for index, (a, b) in enumerate(zip(whole.records, stream.records, strict=False)):
         first = stream.begins_event(index)
-        same = index > first and b.top and b.top == stream.records[first].top
+        # Completions list the chosen token among its alternatives: its own entry is not repeated.
+        listed = {(one.key, one.logprob) for one in b.top if one.key != b.key}
+        same = index > first and listed and listed <= set(stream.records[first].values.items())
         if a.key == b.key and same and a.top != b.top:
             message = (
                 f"{what}, output token {index} ({b.key!r}): the alternatives are those of token "
