@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from emberline.server.chat_body import ChatBody
 from emberline.server.protocol import CompletionBody
+from emberline.server.responses_body import ResponsesBody
 from emberline.server.tokens_body import TokenizeBody
 
 from support.serving import Server, saying_server, strict
@@ -20,6 +21,9 @@ ODD: list[Any] = [
     "", "x", "\x00", "🙂", "\ud7ff", "a" * 3000, [], [0], [[]], [[0]], [0.5], [None], ["x", None],
     {}, {"0": 1}, {"0": None}, {"x": {}}, [{}], [{"role": "user"}],
     [{"role": "user", "content": []}],
+    [{"type": "reasoning"}], [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}],
+    [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}], {"format": {}},
+    [{"type": "function_call_output", "call_id": "c", "output": []}], {"effort": "low"},
     [{"role": "user", "content": "\x00<say>"}], [{"role": "system", "content": "s"}] * 3,
     {"include_usage": True}, {"add_generation_prompt": True}, {"messages": [], "suffix": 1},
     list(range(269, 250, -1)), ["raw"], "raw", "processed", "coupled", "rejection",
@@ -30,6 +34,7 @@ PATHS = {
         ChatBody,
         {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3},
     ),
+    "/v1/responses": (ResponsesBody, {"input": "abc", "max_output_tokens": 3}),
     "/tokenize": (TokenizeBody, {"prompt": "abc"}),
 }
 
@@ -56,9 +61,11 @@ def test_an_odd_body_is_answered_or_refused(server: Server, path: str, data: st.
     answer = server.post(path, {**base, **changes})
     assert answer.status_code in (200, 400, 404, 429), (changes, answer.text)
     if answer.headers["content-type"].startswith("text/event-stream"):
-        events = [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part]
+        parts = [part for part in answer.text.split("\n\n") if part]
+        events = [part.split("\n")[-1].removeprefix("data: ") for part in parts]
         assert events[-1] == "[DONE]"
         assert all("error" not in strict(event) for event in events[:-1]), changes
+        assert "response.failed" not in answer.text, changes
     elif answer.status_code != 200:
         assert strict(answer.content)["error"]["message"]
     else:
