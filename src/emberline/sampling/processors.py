@@ -208,7 +208,7 @@ def _request_sampling(
         num_output_tokens=len(output_ids),
         barred_ids=ints(barred) if bars else None,
         allowed_ids=None if params.allowed_token_ids is None else ints(params.allowed_token_ids),
-        recent_ids=tuple(output_ids[len(output_ids) - look_back :]) if look_back else (),
+        recent_ids=tuple(output_ids[max(0, len(output_ids) - look_back) :]),
         bias_ids=ints(params.logit_bias.keys()) if params.logit_bias else None,
         biases=torch.tensor(list(params.logit_bias.values()), dtype=torch.float64, device=device)
         if params.logit_bias
