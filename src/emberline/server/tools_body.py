@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from emberline.server.bodies import Fields
 from emberline.types import InvalidRequest
@@ -74,22 +74,24 @@ ToolChoice = Annotated[
 ]
 
 
+def _object_text(value: str) -> str:
+    try:
+        known = isinstance(json.loads(value or "{}"), dict)
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError("must be the JSON text of an object")
+    return value
+
+
+ObjectText = Annotated[str, AfterValidator(_object_text)]
+
+
 class CalledFunction(Fields):
     """A function that was called, with its arguments as JSON text."""
 
     name: str = Field(min_length=1)
-    arguments: str = ""
-
-    @field_validator("arguments")
-    @classmethod
-    def _is_object(cls, value: str) -> str:
-        try:
-            known = isinstance(json.loads(value or "{}"), dict)
-        except ValueError:
-            known = False
-        if not known:
-            raise ValueError("must be the JSON text of an object")
-        return value
+    arguments: ObjectText = ""
 
 
 class ToolCall(Fields):
