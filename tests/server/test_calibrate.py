@@ -81,6 +81,8 @@ def test_it_writes_a_calibration_that_the_engine_uses(
     fitted, _ = split(traces, 0.5, 0)
     assert calibration.num_samples == sum(len(trace.blocks) for trace in fitted)
     assert "self-written prompts at temperature 0 and 1" in calibration.dataset
+    few = f"Warning: fitted to {calibration.num_samples} blocks, which are few"
+    assert few in done.stdout
     engine = load_engine(str(folder), str(draft), CONFIG, progress=False).engine
     assert engine.info["calibrated"] is True
     plain = replace(CONFIG, speculation=replace(CONFIG.speculation, calibration="none"))
@@ -199,6 +201,14 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, text: str, message: s
         (["{folder}", "--draft", "{vanilla}", "--out", "/no/c.json"], "/no/c.json: its folder"),
         (["{folder}", "--draft", "{vanilla}", "--temperature", "-1"], "temperature must be in"),
         (["/no/model"], "/no/model: no such file or folder"),
+        (
+            ["{folder}", "--draft", "{vanilla}", "--max-tokens", "8"],
+            "--max-tokens 8: only an answer of 9 tokens has room for a whole block of 7 drafts",
+        ),
+        (
+            ["{folder}", "--draft", "{vanilla}", "--holdout", "0.9", "--limit", "2"],
+            "--holdout 0.9 of 2 prompts leaves none to fit to",
+        ),
     ],
 )
 def test_errors_are_one_line(folder: Path, arguments: list[str], message: str) -> None:

@@ -14,8 +14,11 @@ import typer
 from emberline.cli.settings import check_outputs, engine_config, fail, one_line_errors
 from emberline.config import DtypeName
 
+FEW_BLOCKS = 1000
+"""Under so many blocks chance outweighs what a temperature can mend (docs/calibrate.md)."""
+
 if TYPE_CHECKING:
-    from emberline.cli.recording import Advance
+    from emberline.cli.recording import Advance, Recipe
     from emberline.engine.trace import RequestTrace
     from emberline.verify.calibration import Calibration, Samples
 
@@ -90,6 +93,7 @@ def calibrate(
             limit=limit,
             seed=seed,
         )
+        check_plan(recipe, holdout)
         with _progress() as advance:
             found = recorded(recipe, traces, config, advance)
         to_fit, to_judge = split(found, holdout, seed)
@@ -113,13 +117,35 @@ def calibrate(
         typer.echo(f"drawn: {plot}")
 
 
+def check_plan(recipe: Recipe, holdout: float) -> None:
+    """End the program now for what would be found to be too little after the recording."""
+    drafts = recipe.num_draft_tokens
+    least = drafts + 2  # the prompt's own token, and one more than the drafts in a verify step
+    if recipe.max_tokens < least:
+        fail(
+            f"--max-tokens {recipe.max_tokens}: only an answer of {least} tokens has room for a "
+            f"whole block of {drafts} drafts: give at least {least}"
+        )
+    names = {name for name, _, _ in recipe.requests()}
+    if num_held(len(names), holdout) == len(names):
+        fail(
+            f"--holdout {holdout:g} of {len(names)} prompts leaves none to fit to: lower it, or "
+            "give more prompts (--limit)"
+        )
+
+
+def num_held(num_prompts: int, holdout: float) -> int:
+    """Prompts to judge on, of so many."""
+    return round(holdout * num_prompts)
+
+
 def split(
     traces: Sequence[RequestTrace], holdout: float, seed: int
 ) -> tuple[list[RequestTrace], list[RequestTrace]]:
     """Traces to fit to and to judge on, a prompt's on one side. `holdout` 0: the same are both."""
     names = sorted({trace.prompt for trace in traces})
     random.Random(seed).shuffle(names)
-    held = set(names[: round(holdout * len(names))])
+    held = set(names[: num_held(len(names), holdout)])
     if not held:
         everything = list(traces)
         return everything, everything
@@ -156,6 +182,12 @@ def _print_table(calibration: Calibration, judged: Samples, *, held_out: bool) -
     console.print(table)
     where = "prompts that the fit has not seen" if held_out else "the prompts that were fitted to"
     console.print(f"Survival, judged on {where}.", highlight=False)
+    if calibration.num_samples < FEW_BLOCKS:
+        console.print(
+            f"Warning: fitted to {calibration.num_samples} blocks, which are few: the figures are "
+            f"noise, and the fit may do harm. Use {FEW_BLOCKS} or more (--limit, --max-tokens).",
+            highlight=False,
+        )
     if after > before:
         console.print("It does not help here: fit to more prompts (--limit).", highlight=False)
 
