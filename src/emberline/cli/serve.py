@@ -11,6 +11,7 @@ import typer
 
 from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
 from emberline.config import DtypeName, LayoutKind, PlannerName
+from emberline.server.dialect import ReasoningParser, ToolParser
 from emberline.types import MAX_TIMEOUT, MAX_TOP_LOGPROBS
 
 
@@ -85,6 +86,13 @@ def serve(
         Literal["none", "summary"],
         typer.Option(help="Whether answers say how their request fared, unless they are asked."),
     ] = "none",
+    tool_parser: Annotated[
+        ToolParser, typer.Option(help="How the model writes tool calls; auto: by its template.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        typer.Option(help="Whether <think> begins reasoning; auto: if the template knows it."),
+    ] = "auto",
     api_key: Annotated[
         list[str] | None,
         typer.Option(help="Key that calls must show; repeatable. Others on this machine see it."),
@@ -140,6 +148,8 @@ def serve(
         max_logprobs=max_logprobs,
         per_request_metrics=per_request_metrics,
         api_keys=keys,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         grace_seconds=grace_seconds,
         slow_reader_timeout=slow_reader_timeout,
         log_level=log_level,

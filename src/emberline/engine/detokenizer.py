@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MARKERS = frozenset(["<think>", "</think>", "<tool_call>", "</tool_call>"])
 _CONTEXT = "a"  # any plain piece: what follows it is decoded as a continuation
 
 
@@ -34,7 +35,8 @@ class TokenText:
 
     Text is always the *continuation* of something: a leading space that a sentencepiece decoder
     would strip from the start of a whole text is kept. Ids that the tokenizer does not know (a
-    model's vocabulary may be padded) add no text. Safe to use from several threads.
+    model's vocabulary may be padded) add no text. Tokens that mark reasoning and calls are text,
+    even where the tokenizer has them as special. Safe to use from several threads.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -42,8 +44,9 @@ class TokenText:
         self._pieces: dict[int, str] = {i: piece for piece, i in tokenizer.get_vocab().items()}
         added = backend.get_added_tokens_decoder()
         self._added: dict[int, str] = {i: str(token.content) for i, token in added.items()}
+        special = [i for i, token in added.items() if token.special]
         self.special_ids: frozenset[int] = frozenset(
-            [i for i, token in added.items() if token.special] + list(tokenizer.all_special_ids)
+            i for i in special + list(tokenizer.all_special_ids) if self._added[i] not in _MARKERS
         )
         self._decoder = backend.decoder
         kinds = _decoder_kinds(self._decoder)

@@ -17,6 +17,7 @@ from emberline.server.api_keys import RequireKey
 from emberline.server.chat import create_chat_completion
 from emberline.server.chat_body import ChatBody
 from emberline.server.completions import create_completion
+from emberline.server.dialect import Dialect, dialect_of
 from emberline.server.errors import ApiError, install_error_handlers
 from emberline.server.live_audit import LiveAudit
 from emberline.server.metrics import ServerMetrics
@@ -67,6 +68,7 @@ def create_app(
     max_logprobs: int = MAX_TOP_LOGPROBS,
     per_request_metrics: MetricsLevel = "none",
     api_keys: Sequence[str] = (),
+    dialect: Dialect | None = None,
     info: Mapping[str, object] | None = None,
 ) -> FastAPI:
     """The application for one engine. Ending it shuts the engine down.
@@ -81,6 +83,7 @@ def create_app(
         max_logprobs: most values a token that a request may ask for; -1 = no limit.
         per_request_metrics: whether answers say how their request fared, unless asked.
         api_keys: what calls must show one of; none = no keys are needed.
+        dialect: how the model writes calls and reasoning; None = what its template shows.
         info: what `/server_info` says besides.
     """
     if request_timeout is not None and not 0 < request_timeout <= MAX_TIMEOUT:
@@ -94,6 +97,7 @@ def create_app(
             max_model_len=engine.max_model_len,
         ),
         metrics=metrics or ServerMetrics(engine.snapshot, name),
+        dialect=dialect or dialect_of(tokenizer),
         audit=audit,
         name=name,
         created=int(time.time()),
@@ -229,5 +233,7 @@ def _server_info(service: Service) -> dict[str, Any]:
         "request_timeout": service.request_timeout,
         "max_logprobs": service.max_logprobs,
         "per_request_metrics": service.per_request_metrics,
+        "tool_parser": service.dialect.tools,
+        "reasoning_parser": "think" if service.dialect.thinks else "none",
         "logprob_audit": service.audit.info() if service.audit is not None else None,
     }

@@ -31,11 +31,24 @@ from emberline.server.stream import (
     dump_long_json,
 )
 from emberline.server.turns import LONG_WORK, off_loop
-from emberline.types import Request, RequestOutput
+from emberline.types import FinishReason, Request, RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFacts:
+    """What a choice has turned out to be so far."""
+
+    num_reasoning: int = 0  # tokens of reasoning
+    num_calls: int = 0  # of tools
 
 
 class ChoiceFormat(Protocol):
     """Writes the outputs of one choice, in order."""
+
+    @property
+    def facts(self) -> AnswerFacts:
+        """What has been told of the outputs written so far."""
+        ...
 
     def whole(self, output: RequestOutput) -> Json:
         """The choice of an answer that is not streamed."""
@@ -109,8 +122,10 @@ class Call:
         """The answer that is not streamed, from the whole output of every choice."""
         choices = []
         for index, output in enumerate(outputs):
-            self._ledger.note(index, output)
-            choices.append(self._formats[index].whole(output) | _ending(output))
+            form = self._formats[index]
+            choice = form.whole(output)
+            self._ledger.note(index, output, form.facts.num_reasoning)
+            choices.append(choice | _ending(output, form.facts))
         return Answer(
             self._head
             | {"object": self._frame.whole, "choices": choices, "usage": self._ledger.usage()}
@@ -133,16 +148,17 @@ class Call:
 
     def _chunks(self, index: int, output: RequestOutput) -> Iterator[Json]:
         """A chunk for each thing that an output says, one for its ending."""
-        self._ledger.note(index, output)
         form = self._formats[index]
         root = {} if index or self._root_sent else form.root(output)
-        for choice in form.deltas(output):
+        deltas = form.deltas(output)
+        self._ledger.note(index, output, form.facts.num_reasoning)
+        for choice in deltas:
             yield self._chunk([choice | {"finish_reason": None}]) | root
             root, self._root_sent = {}, self._root_sent or index == 0
         if output.finished:
             last = self._ledger.finished and not self._options.include_usage
             tail = self._extensions() if last else {}
-            yield self._chunk([form.end() | _ending(output)]) | root | tail
+            yield self._chunk([form.end() | _ending(output, form.facts)]) | root | tail
 
     def _extensions(self) -> Json:
         """What the end of an answer says beyond OpenAI's shape."""
@@ -159,5 +175,9 @@ class Call:
         return chunk | ({"usage": None} if self._options.include_usage else {})
 
 
-def _ending(output: RequestOutput) -> Json:
-    return {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+def _ending(output: RequestOutput, facts: AnswerFacts) -> Json:
+    called = facts.num_calls and output.finish_reason is FinishReason.STOP
+    return {
+        "finish_reason": "tool_calls" if called else output.finish_reason,
+        "stop_reason": output.stop_reason,
+    }

@@ -5,14 +5,23 @@ Owns what a conversation may hold. Must not know tokens, templates, the engine o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from emberline.server.protocol import Body, ChoicesBody
+from emberline.server.bodies import Fields, asked_for
+from emberline.server.protocol import UNSUPPORTED, Body, ChoicesBody
+from emberline.server.tools_body import Tool, ToolCall, ToolChoice
 from emberline.types import InvalidRequest, SamplingParams
 
 MAX_CHAT_TOP_LOGPROBS = 20
+
+# Of what other endpoints have not.
+_SUPPORTED = ("tools", "tool_choice", "prediction", "reasoning_effort")
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class TextPart(Body):
@@ -33,24 +42,62 @@ Content = Annotated[
 ]
 
 
+def text_of(content: str | list[TextPart], joint: str = "\n") -> str:
+    """A content as one text."""
+    return content if isinstance(content, str) else joint.join(part.text for part in content)
+
+
 class Message(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content
+    tool_calls: list[ToolCall] = Field(default_factory=list)  # before the content: it asks for them
+    content: Content | None = Field(default=None, validate_default=True)
     name: str | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     refusal: None = None
 
-    def rendered(self) -> dict[str, str]:
+    @field_validator("tool_calls", "reasoning", "reasoning_content")
+    @classmethod
+    def _is_assistants(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and info.data.get("role") != "assistant":
+            raise ValueError("only assistant messages have it")
+        return value
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_there(cls, value: object, info: ValidationInfo) -> object:
+        """Only a message that calls tools needs to say nothing."""
+        if value is None and not info.data.get("tool_calls"):
+            raise PydanticCustomError("missing", "Field required")
+        return value
+
+    def rendered(self) -> dict[str, Any]:
         """What chat templates expect: one string, and "system" for OpenAI's "developer"."""
-        content = self.content
-        if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
-        extra = {"name": self.name, "tool_call_id": self.tool_call_id}
+        content = None if self.content is None else text_of(self.content)
+        extra = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+            "tool_calls": [call.rendered() for call in self.tool_calls] or None,
+        }
         given = {key: value for key, value in extra.items() if value is not None}
+        role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **given}
+
+
+class Prediction(Fields):
+    """What the answer will probably be."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """The whole of it."""
+        return text_of(self.content, "")
 
 
 class ChatBody(ChoicesBody):
@@ -63,6 +110,16 @@ class ChatBody(ChoicesBody):
     top_logprobs: int | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: list[Tool] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    prediction: Prediction | None = None
+    reasoning_effort: Effort | None = None
+
+    @classmethod
+    def asked_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Body.asked_for`."""
+        missing = {name: idle for name, idle in UNSUPPORTED.items() if name not in _SUPPORTED}
+        return asked_for(given, missing)
 
     def sampling_params(self) -> SamplingParams:
         """Options of every choice. Raises `InvalidRequest` naming the field."""

@@ -7,18 +7,19 @@ from dataclasses import replace
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
-from emberline.server.call import Call, ChoiceFormat, Frame
+from emberline.server.call import AnswerFacts, Call, ChoiceFormat, Frame
 from emberline.server.prompts import EncodedPrompt
 from emberline.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionBody
 from emberline.server.records import Json, RecordFormat, TextOffsets
 from emberline.server.service import Service, new_id
+from emberline.server.structured import asked_grammar
 from emberline.types import Request, RequestOutput, SamplingParams
 
 
 async def create_completion(service: Service, http: HttpRequest) -> Response:
     """Answer one call, at once or as a stream."""
     body = await service.read(CompletionBody, http)
-    params = await service.params(body)
+    params = await _with_grammar(service, body, await service.params(body))
     timeout = service.timeout(body.timeout)
     service.check_num_choices(len(body.prompts), params.n)
     metrics = service.wants_metrics(body.per_request_metrics, len(body.prompts) * params.n)
@@ -59,6 +60,15 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
     return call.stream() if body.stream else await call.answer(http)
 
 
+async def _with_grammar(
+    service: Service, body: CompletionBody, params: SamplingParams
+) -> SamplingParams:
+    """The options with what the answer must match, if the body says it."""
+    tokens = service.encoder.named_tokens
+    grammar = await service.grammar(asked_grammar(body, tokens))
+    return params if grammar is None else replace(params, grammar=grammar)
+
+
 def _with_limit(params: SamplingParams, room: int) -> SamplingParams:
     """OpenAI's default of 16 tokens, or what the context has left."""
     if params.max_tokens is not None:
@@ -77,6 +87,11 @@ class _CompletionFormat:
         self._index, self._prompt, self._body, self._form = index, prompt, body, form
         self._offsets = TextOffsets(len(prompt.text))
         self._first = True
+
+    @property
+    def facts(self) -> AnswerFacts:
+        """See `ChoiceFormat`: a completion is text and nothing else."""
+        return AnswerFacts()
 
     def whole(self, output: RequestOutput) -> Json:
         """The choice of an answer that is not streamed."""

@@ -16,12 +16,16 @@ from jinja2 import TemplateError
 
 from emberline.engine.detokenizer import TokenText
 from emberline.server.chat_body import Message
+from emberline.server.lark import named_tokens
 from emberline.server.prompt_limit import TextBound, text_bound
 from emberline.server.turns import LONG_WORK, off_loop
 from emberline.types import InvalidRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+ENDING = 64
+"""Characters of a conversation's end that are kept: enough for what its template has opened."""
 
 # What a template's rendering takes besides its own arguments.
 TEMPLATE_NAMES = frozenset({"messages", "conversations", "self"})
@@ -33,6 +37,7 @@ class EncodedPrompt:
 
     token_ids: tuple[int, ...]
     pieces: tuple[bytes, ...] = ()  # one a token, only where an echo was asked for
+    ending: str = ""  # of a conversation: the last characters of its text
 
     @property
     def text(self) -> str:
@@ -58,6 +63,11 @@ class PromptEncoder:
         self._reserved = TEMPLATE_NAMES.union(
             inspect.signature(tokenizer.apply_chat_template).parameters
         )
+
+    @cached_property
+    def named_tokens(self) -> Mapping[str, int]:
+        """The tokens that a grammar takes for names, not for text."""
+        return named_tokens(self.tokenizer)
 
     @cached_property
     def _bound(self) -> TextBound | None:
@@ -93,12 +103,14 @@ class PromptEncoder:
         *,
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
         param: str = "messages",
     ) -> EncodedPrompt:
         """A conversation through the model's own chat template.
 
         Raises:
-            InvalidRequest: there is no template, or it refuses these messages or arguments.
+            InvalidRequest: there is no template, or it refuses these messages or arguments, or it
+                does not show the tools.
         """
         taken = self._reserved.intersection(template_kwargs)
         if taken:
@@ -110,19 +122,23 @@ class PromptEncoder:
         rendered = [message.rendered() for message in messages]
 
         def encode() -> EncodedPrompt:
-            text = self._render(rendered, add_generation_prompt, template_kwargs, param)
+            text = self._render(rendered, add_generation_prompt, template_kwargs, tools, param)
             self._check_length(text, param)
-            return EncodedPrompt(self._checked(self.encode(text, False), param))
+            ids = self._checked(self.encode(text, False), param)
+            return EncodedPrompt(ids, ending=text[-ENDING:])
 
-        return await off_loop(sum(len(message["content"]) for message in rendered), encode)
+        return await off_loop(sum(len(message["content"] or "") for message in rendered), encode)
 
     def _render(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]],
         param: str,
     ) -> str:
+        shown = {"tools": list(tools)} if tools else {}
+
         def render(arguments: Mapping[str, Any]) -> str:
             text: str = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt, **arguments
@@ -130,19 +146,43 @@ class PromptEncoder:
             return text
 
         try:
-            return render(template_kwargs)
+            text = render({**template_kwargs, **shown})
         except Exception as problem:  # templates are programs: they raise what they like
             # Only what a template says itself is meant for clients: a subclass is the library's.
             reason = f": {problem}" if type(problem) is TemplateError else ""
+        else:
+            if not shown or _raises(lambda: render(template_kwargs)):
+                return text
+            if text != render(template_kwargs):
+                return text
+            message = "this model's chat template does not show tools to the model: leave them out"
+            raise InvalidRequest(message, "tools")
         what, field = "messages", param
-        if template_kwargs and not _raises(lambda: render({})):
+        if template_kwargs and not _raises(lambda: render(shown)):
             what, field = "chat_template_kwargs", "chat_template_kwargs"
+        elif shown and not _raises(lambda: render(template_kwargs)):
+            what, field = "tools", "tools"
         raise InvalidRequest(f"the chat template refused these {what}{reason}", field)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, with or without what the tokenizer adds round it."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
+
+    async def prediction(self, text: str) -> tuple[int, ...]:
+        """Token ids of what an answer will probably be.
+
+        Raises:
+            InvalidRequest: it is longer than any answer can be.
+        """
+
+        def encode() -> tuple[int, ...]:
+            if not text:
+                return ()
+            self._check_length(text, "prediction", "prediction")
+            return self._checked(self.encode(text, False), "prediction", "prediction")
+
+        return await off_loop(len(text), encode)
 
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences that write a word, at the start of a text and behind a space.
@@ -173,26 +213,28 @@ class PromptEncoder:
             message = f"{param} holds token id {outside[0]}, outside [0, {self.vocab_size})"
             raise InvalidRequest(message, param)
 
-    def _checked(self, token_ids: Sequence[int], param: str = "prompt") -> tuple[int, ...]:
+    def _checked(
+        self, token_ids: Sequence[int], param: str = "prompt", what: str = "prompt"
+    ) -> tuple[int, ...]:
         if not token_ids:
-            raise InvalidRequest("the prompt is empty: give at least one token", param)
+            raise InvalidRequest(f"the {what} is empty: give at least one token", param)
         self.check_ids(token_ids, param)
         if len(token_ids) > self.max_model_len:
             raise InvalidRequest(
-                f"the prompt has {len(token_ids)} tokens; the context length is "
+                f"the {what} has {len(token_ids)} tokens; the context length is "
                 f"{self.max_model_len}: shorten it",
                 param,
             )
         return tuple(token_ids)
 
-    def _check_length(self, text: str, param: str) -> None:
+    def _check_length(self, text: str, param: str, what: str = "prompt") -> None:
         """Refuse a text that can never fit before the work of tokenising it."""
         if len(text) <= LONG_WORK or self._bound is None:
             return
         size, limit = self._bound.num_bytes(text), self._bound.token_bytes
         if size > limit * self.max_model_len:
             raise InvalidRequest(
-                f"the prompt has {size} bytes; no token covers more than {limit} and the context "
+                f"the {what} has {size} bytes; no token covers more than {limit} and the context "
                 f"length is {self.max_model_len} tokens, so it cannot fit: shorten it",
                 param,
             )

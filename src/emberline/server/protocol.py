@@ -54,7 +54,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": (),
     "use_beam_search": (False,),
-    "tool_calls": ([],),
     "cache_salt": (),
     "truncate_prompt_tokens": (),
 }

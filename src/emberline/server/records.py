@@ -191,11 +191,13 @@ class Ledger:
 
     def __init__(self, num_choices: int, per_prompt: int) -> None:
         self._latest = [RequestOutput("")] * num_choices
+        self._num_reasoning = [0] * num_choices
         self._per_prompt = per_prompt
 
-    def note(self, index: int, output: RequestOutput) -> None:
-        """Remember what choice `index` has come to."""
+    def note(self, index: int, output: RequestOutput, num_reasoning: int = 0) -> None:
+        """Remember what choice `index` has come to, and how many of its tokens are reasoning."""
         self._latest[index] = output
+        self._num_reasoning[index] = num_reasoning
 
     def latest(self, index: int) -> RequestOutput:
         """The latest output of choice `index`."""
@@ -224,6 +226,17 @@ class Ledger:
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": num_cached},
+            "completion_tokens_details": self._output_details(),
+        }
+
+    def _output_details(self) -> dict[str, int]:
+        stats = [output.stats for output in self._latest]
+        verified = sum(one.num_predicted for one in stats)
+        accepted = sum(one.num_predicted_accepted for one in stats)
+        return {
+            "reasoning_tokens": sum(self._num_reasoning),
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": verified - accepted,
         }
 
     def extension(self) -> Json:

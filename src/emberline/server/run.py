@@ -10,6 +10,7 @@ import uvicorn
 from emberline.engine.async_engine import AsyncEngine
 from emberline.server.app import create_app
 from emberline.server.audit_metrics import AuditMetrics
+from emberline.server.dialect import ReasoningParser, ToolParser, dialect_of
 from emberline.server.live_audit import LiveAudit, default_tolerance
 from emberline.server.metrics import ServerMetrics
 from emberline.server.protocol import MetricsLevel
@@ -33,6 +34,8 @@ def make_server(
     max_logprobs: int = MAX_TOP_LOGPROBS,
     per_request_metrics: MetricsLevel = "none",
     api_keys: Sequence[str] = (),
+    tool_parser: ToolParser = "auto",
+    reasoning_parser: ReasoningParser = "auto",
     grace_seconds: float = GRACE_SECONDS,
     slow_reader_timeout: float = SLOW_READER_SECONDS,
     log_level: str = "info",
@@ -49,6 +52,8 @@ def make_server(
         max_logprobs: most values a token that a request may ask for; -1 = no limit.
         per_request_metrics: whether answers say how their request fared, unless asked.
         api_keys: what calls must show one of; none = no keys are needed.
+        tool_parser: how the model writes tool calls; auto = as its template shows.
+        reasoning_parser: whether <think> begins reasoning; auto = if the template knows it.
         grace_seconds: how long requests may go on after a first signal.
         slow_reader_timeout: seconds after which a connection that takes no byte is cut.
         log_level: uvicorn's.
@@ -69,6 +74,7 @@ def make_server(
         max_logprobs=max_logprobs,
         per_request_metrics=per_request_metrics,
         api_keys=api_keys,
+        dialect=dialect_of(tokenizer, tool_parser, reasoning_parser),
         info={"grace_seconds": grace_seconds, "slow_reader_timeout": slow_reader_timeout},
     )
     return GracefulServer(

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from emberline.engine.async_engine import AsyncEngine
+from emberline.server.dialect import Dialect
 from emberline.server.errors import ApiError
 from emberline.server.live_audit import LiveAudit
 from emberline.server.metrics import CallMetrics, ServerMetrics
@@ -62,6 +63,7 @@ class Service:
     metrics: ServerMetrics
     name: str
     created: int  # Unix seconds
+    dialect: Dialect = field(default_factory=Dialect)
     audit: LiveAudit | None = None
     request_timeout: float | None = None  # seconds; None = no limit
     max_logprobs: int = MAX_TOP_LOGPROBS  # widest record that may be asked for; -1 = no limit
