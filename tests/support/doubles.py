@@ -105,9 +105,9 @@ class ScriptedDrafter:
         self.goes_on = goes_on
 
     def propose(self, context: DraftContext) -> DraftProposal:
-        rows = context.history[context.req_index].tolist()
+        tokens = context.history[context.req_index].tolist()
         ends = context.positions.tolist()
-        prefixes = [tuple(row[: end + 1]) for row, end in zip(rows, ends, strict=True)]
+        prefixes = [tuple(row[: end + 1]) for row, end in zip(tokens, ends, strict=True)]
         ids, logits, confidence, goes_on = [], [], [], []
         for index in range(context.num_drafts):
             goes_on.append([self.goes_on(prefix) for prefix in prefixes])
@@ -116,8 +116,9 @@ class ScriptedDrafter:
             if self.table is None:
                 drawn = torch.tensor([self.guess(prefix) for prefix in prefixes])
             else:
+                rows = torch.stack([self.table(prefix) for prefix in prefixes])
                 drawn, used = draw(
-                    torch.stack([self.table(prefix) for prefix in prefixes]),
+                    context.allowed(rows, ids),
                     context.temperatures,
                     self._keys(context, index),
                     context.draws,

@@ -21,6 +21,12 @@ def processed_by_hand(
 ) -> list[float]:
     """Logits of p for the token after `prompt` and `output`."""
     x = list(logits)
+    if params.allowed_token_ids is not None:
+        for token_id in set(range(len(x))) - set(params.allowed_token_ids):
+            x[token_id] = -math.inf
+    for *start, last in params.bad_words:
+        if len(start) <= len(output) and [*output][len(output) - len(start) :] == start:
+            x[last] = -math.inf
     if len(output) < params.min_tokens:
         for token_id in {*eos, *params.stop_token_ids}:
             x[token_id] = -math.inf

@@ -5,7 +5,7 @@ not know how drafts are made or judged, nor where a grammar came from.
 
 A window's entry i is masked as if the drafts 1 .. i before it had been emitted. Drafts are drawn
 under the same masks, so that they are ones the target may take; those of a drafter that knows no
-masks (a lookup) count up to the first that may not come. What ends the answer is the model's own
+masks (a lookup) go up to the first that may not come, which is rejected. What ends the answer is the model's own
 EOS, allowed by the grammar where it is satisfied: stops need no rule of their own.
 """
 
@@ -202,11 +202,15 @@ class Walk:
             self._masks.append(self._matcher.allowed())
         return self._masks[len(drafts)]
 
-    def num_legal(self, drafts: Sequence[int]) -> int:
-        """How many leading drafts may come; the one that ends the answer is the last of them."""
-        for k, draft in enumerate(drafts):
-            mask = self.allowed(drafts[:k])
-            if mask is None or not bool(mask[draft]):
+    def num_judged(self, drafts: Sequence[int]) -> int:
+        """How many drafts are worth judging: up to the one that ends the answer or may not come.
+
+        That one is judged too, and rejected if it may not come. To leave it out would be to let a
+        draft's value decide whether it is verified, and then the token in its place would have to
+        come from the residual of what it was drawn from, not from p.
+        """
+        for k in range(len(drafts)):
+            if self.allowed(drafts[:k]) is None:
                 return k
         return len(drafts)
 
@@ -240,11 +244,11 @@ class StepGrammar:
         return RowConstraint([self._walks[req] for req in reqs], self._device)
 
     def cut(self, proposal: DraftProposal) -> Tensor:
-        """[B] drafts of a proposal up to the first that may not come, or that ends the answer."""
+        """[B] drafts of a proposal up to the one that may not come, or that ends the answer."""
         lens = proposal.num_drafted.tolist()
         for req, walk in enumerate(self._walks):
             if walk is not None and lens[req]:
-                lens[req] = walk.num_legal(proposal.token_ids[req, : lens[req]].tolist())
+                lens[req] = walk.num_judged(proposal.token_ids[req, : lens[req]].tolist())
         return torch.tensor(lens, dtype=torch.int64, device=self._device)
 
     def masks(self, proposal: DraftProposal | None, num_admitted: Tensor) -> list[Tensor | None]:
@@ -256,7 +260,7 @@ class StepGrammar:
                 continue
             drafts = proposal.token_ids[req, :num].tolist() if proposal is not None else []
             rows = [walk.allowed(drafts[:k]) for k in range(num + 1)]
-            # After a draft that ends the answer anything goes: nobody will read it.
+            # After a draft that ends the answer or is rejected anything goes: nobody reads it.
             free = torch.ones_like(rows[0])  # type: ignore[arg-type]
             found.append(torch.stack([free if r is None else r for r in rows]).to(self._device))
         return found
