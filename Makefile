@@ -18,11 +18,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch $(STAMP)
 
-$(CLIENTS_STAMP): pyproject.toml constraints.txt
+$(CLIENTS_STAMP): pyproject.toml constraints-clients.txt
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --upgrade "pip>=25" -c constraints.txt
-	$(CLIENTS)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(CLIENTS)/bin/python -m pip install --quiet -c constraints.txt -e ".[clients]"
+	$(CLIENTS)/bin/python -m pip install --quiet --upgrade "pip>=25"
+	$(CLIENTS)/bin/python -m pip install --quiet -c constraints-clients.txt torch
+	$(CLIENTS)/bin/python -m pip install --quiet -c constraints-clients.txt -e ".[clients]"
 	@touch $(CLIENTS_STAMP)
 
 setup: $(STAMP) ## the virtual environment with everything
@@ -33,8 +33,8 @@ serve: $(STAMP) ## the server on the embedded default model, port 8000
 test: $(STAMP) ## every test
 	$(BIN)/python -m pytest
 
-test-clients: $(CLIENTS_STAMP) ## outside clients against the server; installs them first (2 GB)
-	$(CLIENTS)/bin/python -m pytest tests/clients
+test-clients: $(STAMP) $(CLIENTS_STAMP) ## outside clients against the server (2 GB of them)
+	$(BIN)/python -m pytest tests/clients
 
 check: $(STAMP) ## format, lint, types, import layers, fast tests
 	$(BIN)/ruff format --check .

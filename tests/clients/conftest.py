@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from emberline.hub import resolve_draft, resolve_model
 
 from support.program import Program, program
 
+CLIENTS = Path(__file__).parents[2] / ".venv-clients" / "bin"
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -95,7 +95,8 @@ def run_client(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     caches = tmp_path_factory.mktemp("caches")
 
     def run(*command: str | Path, cwd: Path, seconds: float = 600, status: int = 0) -> str:
-        path = Path(sys.executable).with_name(str(command[0]))
+        path = CLIENTS / str(command[0])
+        assert path.exists(), f"{path} is missing: run `make test-clients`"
         environment = {**os.environ, **OFFLINE, "HF_HOME": str(caches), "HOME": str(caches)}
         done = subprocess.run(
             [path, *map(str, command[1:])],

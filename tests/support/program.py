@@ -65,8 +65,7 @@ def program(log: Path, *arguments: str, seconds: float = 300.0) -> Iterator[Prog
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         url = _url(process, log, seconds)
-        name = httpx.get(f"{url}/server_info", timeout=60).raise_for_status().json()["model_name"]
-        yield Program(url, name, log)
+        yield Program(url, _name(url), log)
         process.terminate()
         assert process.wait(60) == 0, log.read_text()
     finally:
@@ -81,3 +80,15 @@ def _url(process: subprocess.Popen[bytes], log: Path, seconds: float) -> str:
             return found[1]
         time.sleep(0.1)
     raise AssertionError(f"no server came up:\n{log.read_text()}")
+
+
+def _name(url: str) -> str:
+    """What the server calls its model; it says its address just before it listens."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            info = httpx.get(f"{url}/server_info", timeout=60).raise_for_status().json()
+            return str(info["model_name"])
+        except httpx.ConnectError:
+            assert time.monotonic() < deadline, "nobody listens"
+            time.sleep(0.1)
