@@ -42,7 +42,7 @@ class AnswerSplitter:
 
 
 class Stretches:
-    """Numbers the stretches of an answer: one ends where the part changes or another call begins."""
+    """Numbers the stretches of an answer, which end where the part changes or a call begins."""
 
     def __init__(self) -> None:
         self._number = -1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -19,15 +18,16 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive
 
 from emberline.engine.output_stream import merge_outputs, num_records
+from emberline.server.answer_parts import AnswerReader
+from emberline.server.conversation import plan
 from emberline.server.errors import ApiError, api_error
-from emberline.server.lark import named_tokens
-from emberline.server.prompts import EncodedPrompt
 from emberline.server.records import Json, Ledger, RecordFormat
 from emberline.server.request_metrics import request_metrics
 from emberline.server.responses_body import LOGPROBS, ResponsesBody, renamed
 from emberline.server.responses_events import ResponseBuilder
 from emberline.server.responses_items import Item, MessageItem, as_input, to_messages
-from emberline.server.responses_output import Piece, fresh_id
+from emberline.server.responses_output import fresh_id
+from emberline.server.responses_reading import ItemReader
 from emberline.server.responses_shape import ending, failure, response_head, usage_json
 from emberline.server.responses_store import StoredResponse
 from emberline.server.service import Service
@@ -41,7 +41,6 @@ from emberline.server.stream import (
     dump_long_json,
     sse,
 )
-from emberline.server.structured import asked_grammar
 from emberline.server.turns import off_loop
 from emberline.types import InvalidRequest, Request, RequestOutput
 
@@ -121,7 +120,7 @@ class _ResponseCall:
         body: ResponsesBody,
         request: Request,
         items: tuple[Item, ...],
-        prompt: EncodedPrompt,
+        reader: AnswerReader | None,
     ) -> None:
         self._service, self._body, self._items = service, body, items
         self._times = service.metrics.call(1)
@@ -138,7 +137,8 @@ class _ResponseCall:
         self._builder = ResponseBuilder(head, self._form if body.wants_logprobs else None)
         self._asked: Json = {}  # what only extensions show, as it comes
         if body.return_token_ids:
-            self._asked |= {"prompt_token_ids": list(prompt.token_ids), "token_ids": []}
+            self._asked |= {"prompt_token_ids": list(request.prompt_token_ids), "token_ids": []}
+        self._reader = ItemReader(reader)
         self._num_records = 0
 
     @classmethod
@@ -156,23 +156,16 @@ class _ResponseCall:
         said = items
         if body.instructions is not None:
             said = (MessageItem(role="system", content=body.instructions), *items)
-        prompt = await service.encoder.chat(
-            to_messages(said),
-            add_generation_prompt=True,
-            template_kwargs=body.chat_template_kwargs,
-            param="input",
-        )
-        tokens = named_tokens(service.encoder.tokenizer)
-        grammar = await service.grammar(asked_grammar(body.structured(), tokens))
-        params = replace(params, grammar=grammar) if grammar is not None else params
+        asked = body.conversation(to_messages(said), service.encoder.named_tokens)
+        planned = await plan(service, asked, params)
         request = Request(
             fresh_id("resp"),
-            prompt.token_ids,
-            params,
+            planned.prompt.token_ids,
+            planned.params,
             priority=body.priority,
             timeout=timeout,
         )
-        return cls(service, body, request, items, prompt)
+        return cls(service, body, request, items, planned.reader(service.engine.token_text))
 
     async def outputs(self, receive: Receive) -> Outputs:
         """The request's outputs; refusals speak the language of this API."""
@@ -221,7 +214,7 @@ class _ResponseCall:
         """The events about what an output says."""
         self._ledger.note(0, output)
         self._note_asked(output)
-        yield from self._builder.add([Piece("message", output.text, output.logprobs or ())])
+        yield from self._builder.add(self._reader.read(output))
         if output.finished:
             yield from self._builder.end(ending(output, 0)[0])
 
@@ -242,7 +235,7 @@ class _ResponseCall:
     def _ending(self, output: RequestOutput) -> tuple[str, Json]:
         """The status at the end, and what the response says then besides its items."""
         status, fields = ending(output, int(time.time()))
-        usage = usage_json(self._ledger.usage(), 0)
+        usage = usage_json(self._ledger.usage(), self._reader.num_reasoning)
         own = self._ledger.extension() | {"stop_reason": output.stop_reason}
         fields |= {"usage": usage} | self._asked | {"emberline": own}
         if self._service.wants_metrics(self._body.per_request_metrics, 1):
@@ -261,7 +254,8 @@ class _ResponseCall:
         """The response as it is written, and kept where that was asked for."""
         content = dump_long_json(response, _DEPTH)
         if self._body.store:
-            items = (*self._items, *map(as_input, self._builder.output))
+            said = [item for one in self._builder.output for item in as_input(one)]
+            items = (*self._items, *said)
             kept = StoredResponse(self._id, content, items, self._body.wants_logprobs)
             self._service.responses.put(kept)
         return content

@@ -5,12 +5,14 @@ Owns what may be asked of a response. Must not know tokens, templates, the engin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from emberline.server.bodies import Fields, asked_for
+from emberline.server.chat_body import Effort, Message
+from emberline.server.conversation import Conversation
 from emberline.server.errors import ApiError
 from emberline.server.protocol import GenerationBody, MetricsLevel
 from emberline.server.responses_items import Item, MessageItem, asked_items
@@ -21,7 +23,9 @@ from emberline.server.structured import (
     ResponseFormat,
     StructuredFields,
     StructuredOutputs,
+    asked_grammar,
 )
+from emberline.server.tools_body import ChosenFunction, Function, FunctionName, NamedChoice, Tool
 from emberline.types import InvalidRequest, SamplingParams
 
 MAX_TOP_LOGPROBS = 20
@@ -94,24 +98,28 @@ class TextConfig(Fields):
 class ReasoningConfig(Fields):
     """`reasoning`."""
 
-    effort: str | None = None
+    effort: Effort | None = None
 
 
 class FunctionTool(Fields):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: str
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool = True  # this API's default
+
+    def tool(self) -> Tool:
+        """The same as chat writes it."""
+        return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
 
 
 class NamedTool(Fields):
     """`tool_choice`: one function, which is to be called."""
 
     type: Literal["function"]
-    name: str
+    name: FunctionName
 
 
 def _choice_kind(value: object) -> str:
@@ -147,7 +155,7 @@ class ResponsesBody(GenerationBody):
     text: TextConfig = Field(default_factory=TextConfig)
     reasoning: ReasoningConfig | None = None
     tools: list[FunctionTool] = Field(default_factory=list)
-    tool_choice: ToolChoice = "auto"
+    tool_choice: ToolChoice = "auto"  # without tools it asks for nothing
     truncation: Literal["disabled"] = "disabled"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     structured_outputs: StructuredOutputs | None = None
@@ -155,7 +163,6 @@ class ResponsesBody(GenerationBody):
     n: Literal[1] = 1
     store: bool = True
     metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
-    parallel_tool_calls: bool = True
     stream_options: StreamOptions | None = None  # type: ignore[assignment]
 
     @classmethod
@@ -187,11 +194,31 @@ class ResponsesBody(GenerationBody):
         """Whether the answer's text carries a record a token."""
         return LOGPROBS in self.include
 
-    def structured(self) -> StructuredFields:
-        """What the answer must match. Raises `InvalidRequest` for a format without its schema."""
-        return StructuredFields(
-            response_format=self.text.format.response_format(),
-            structured_outputs=self.structured_outputs,
+    def conversation(self, messages: Sequence[Message], tokens: Mapping[str, int]) -> Conversation:
+        """What is to be answered.
+
+        Args:
+            messages: the conversation so far.
+            tokens: the tokenizer's named tokens.
+
+        Raises:
+            InvalidRequest: a format without its schema, or two that contradict each other.
+        """
+        choice: str | NamedChoice | None = None
+        if isinstance(self.tool_choice, NamedTool):
+            chosen = ChosenFunction(name=self.tool_choice.name)
+            choice = NamedChoice(type="function", function=chosen)
+        elif self.tool_choice != "auto":
+            choice = self.tool_choice
+        return Conversation(
+            messages=messages,
+            tools=[tool.tool() for tool in self.tools],
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            grammar=asked_grammar(self._structured(), tokens),
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            effort_param="reasoning.effort",
+            template_kwargs=self.chat_template_kwargs,
         )
 
     def sampling_params(self) -> SamplingParams:
@@ -203,6 +230,12 @@ class ResponsesBody(GenerationBody):
         if top and not self.wants_logprobs:
             raise InvalidRequest(f'top_logprobs needs include: ["{LOGPROBS}"]', "top_logprobs")
         return self._params(self.max_output_tokens, top if self.wants_logprobs else None)
+
+    def _structured(self) -> StructuredFields:
+        return StructuredFields(
+            response_format=self.text.format.response_format(),
+            structured_outputs=self.structured_outputs,
+        )
 
 
 def _asked_tool(tool: object, index: int) -> object:
@@ -237,4 +270,6 @@ def renamed(problem: InvalidRequest) -> InvalidRequest:
     message, param = str(problem), problem.param
     for name in _UNMISTAKABLE:
         message = message.replace(name, _NAMES[name])
-    return InvalidRequest(message, None if param is None else _NAMES.get(param, param))
+    if param is not None:
+        param = _NAMES.get(param, param).replace(".function.name", ".name")  # of a tool
+    return InvalidRequest(message, param)

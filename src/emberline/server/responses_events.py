@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from emberline.server.records import Json, RecordFormat
-from emberline.server.responses_output import OutputItem, Piece, open_item
+from emberline.server.responses_output import ItemPiece, OutputItem, open_item
 from emberline.types import TokenLogprobs
 
 
@@ -34,7 +34,7 @@ class ResponseBuilder:
         yield self._numbered({"type": "response.created", "response": response})
         yield self._numbered({"type": "response.in_progress", "response": response})
 
-    def add(self, pieces: Iterable[Piece]) -> Iterator[Json]:
+    def add(self, pieces: Iterable[ItemPiece]) -> Iterator[Json]:
         """The events that tell of more of the answer."""
         for piece in pieces:
             yield from map(self._numbered, self._add(piece))
@@ -52,7 +52,7 @@ class ResponseBuilder:
         """The response as it stands."""
         return self._head | {"status": status, "output": list(self.output)} | fields
 
-    def _add(self, piece: Piece) -> list[Json]:
+    def _add(self, piece: ItemPiece) -> list[Json]:
         events: list[Json] = []
         if self._open is None or not self._open.takes(piece):
             # Tokens without text (an end token behind a call) are no reason for an item.
@@ -67,19 +67,19 @@ class ResponseBuilder:
     def _end(self, status: str) -> list[Json]:
         events: list[Json] = []
         if self._open is None:
-            events += self._begin_item(Piece("message"))
+            events += self._begin_item(ItemPiece("message"))
         assert self._open is not None
         if self._held:
-            events += self._open.add(self._with_held(Piece(self._open.kind)))
+            events += self._open.add(self._with_held(ItemPiece(self._open.kind)))
         return events + self._close(status)
 
-    def _with_held(self, piece: Piece) -> Piece:
+    def _with_held(self, piece: ItemPiece) -> ItemPiece:
         if not self._held:
             return piece
         held, self._held = self._held, ()
-        return Piece(piece.kind, piece.text, held + piece.records, piece.begins)
+        return ItemPiece(piece.kind, piece.text, held + piece.records, piece.begins)
 
-    def _begin_item(self, piece: Piece) -> list[Json]:
+    def _begin_item(self, piece: ItemPiece) -> list[Json]:
         self._open = open_item(piece, len(self.output), self._form)
         return self._open.opened()
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, ValidationError
 
 from emberline.server.bodies import Fields, asked_for
 from emberline.server.chat_body import Message
 from emberline.server.errors import ApiError
+from emberline.server.tools_body import CalledFunction, ObjectText, ToolCall
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -84,8 +85,8 @@ class FunctionCallItem(Fields):
 
     type: Literal["function_call"]
     call_id: str
-    name: str
-    arguments: str
+    name: Annotated[str, Field(min_length=1)]
+    arguments: ObjectText
     id: str | None = None
     status: Status | None = None
     logprobs: list[Any] = Field(default_factory=list)
@@ -175,25 +176,74 @@ def text_of(content: str | Sequence[InputText | OutputText]) -> str:
 
 
 def to_messages(items: Sequence[Item]) -> list[Message]:
-    """What a chat template is given for a conversation."""
-    return [
-        Message(role=item.role, content=text_of(item.content))
-        for item in items
-        if isinstance(item, MessageItem)
+    """What a chat template is given for a conversation.
+
+    What a model thought, said and called in a row is one message, as it once was one answer.
+    """
+    messages: list[Message] = []
+    turn: list[Item] = []  # of a model, not a message yet
+    for item in items:
+        if isinstance(item, MessageItem) and item.role == "assistant":
+            # A second text in a row is a second answer.
+            if any(isinstance(said, MessageItem) for said in turn):
+                messages, turn = [*messages, _answer(turn)], []
+            turn.append(item)
+        elif isinstance(item, MessageItem | FunctionOutputItem):
+            if turn:
+                messages, turn = [*messages, _answer(turn)], []
+            messages.append(_message(item))
+        else:
+            turn.append(item)
+    return [*messages, _answer(turn)] if turn else messages
+
+
+def _message(item: MessageItem | FunctionOutputItem) -> Message:
+    if isinstance(item, FunctionOutputItem):
+        return Message(role="tool", content=text_of(item.output), tool_call_id=item.call_id)
+    return Message(role=item.role, content=text_of(item.content))
+
+
+def _answer(turn: Sequence[Item]) -> Message:
+    """One message of an assistant from what it thought, said and called."""
+    said = [text_of(item.content) for item in turn if isinstance(item, MessageItem)]
+    thought = [
+        part.text
+        for item in turn
+        if isinstance(item, ReasoningItem)
+        for part in item.content or item.summary
     ]
+    calls = [
+        ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
+        for item in turn
+        if isinstance(item, FunctionCallItem)
+    ]
+    return Message(
+        role="assistant",
+        content=said[0] if said else None if calls else "",
+        tool_calls=calls,
+        reasoning_content="\n".join(thought) or None,
+    )
 
 
-def as_input(output: dict[str, Any]) -> Item:
-    """An output item as a later input holds it: its text, without records."""
+def as_input(output: Mapping[str, Any]) -> list[Item]:
+    """An output item as a later input holds it: its text, without records.
+
+    Nothing for a call that was cut in the middle: it cannot be answered.
+    """
     match output["type"]:
         case "message":
             parts: list[Part] = [
                 OutputText(type="output_text", text=part["text"]) for part in output["content"]
             ]
-            return MessageItem(role="assistant", content=parts, id=output["id"])
+            return [MessageItem(role="assistant", content=parts, id=output["id"])]
         case "function_call":
             names = ("type", "call_id", "name", "arguments", "id")
-            return FunctionCallItem(**{name: output[name] for name in names})
+            try:
+                return [FunctionCallItem(**{name: output[name] for name in names})]
+            except ValidationError:
+                return []
         case _:
-            thoughts = [ThoughtText(type=p["type"], text=p["text"]) for p in output["content"]]
-            return ReasoningItem(type="reasoning", content=thoughts, id=output["id"])
+            thoughts = [
+                ThoughtText(type=part["type"], text=part["text"]) for part in output["content"]
+            ]
+            return [ReasoningItem(type="reasoning", content=thoughts, id=output["id"])]

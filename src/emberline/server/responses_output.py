@@ -18,7 +18,7 @@ Kind = Literal["message", "reasoning", "function_call"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ItemPiece:
     """A stretch of an answer that belongs to one output item.
 
     `text` may lag behind `records`, as a stretch's text waits for whole characters.
@@ -66,11 +66,11 @@ class OutputItem:
         self._index, self._form = index, form
         self._records: list[TokenLogprobs] = []
 
-    def takes(self, piece: Piece) -> bool:
+    def takes(self, piece: ItemPiece) -> bool:
         """Whether a piece goes on with this item."""
         return piece.kind == self.kind and piece.begins is None
 
-    def add(self, piece: Piece) -> list[Json]:
+    def add(self, piece: ItemPiece) -> list[Json]:
         """The events that tell of more."""
         self.text += piece.text
         records = piece.records if self._form is not None else ()
@@ -208,7 +208,7 @@ class CallOutput(OutputItem):
         return start | {"call_id": self.call_id, "name": self.name, "arguments": self.text}
 
 
-def open_item(piece: Piece, index: int, form: RecordFormat | None) -> OutputItem:
+def open_item(piece: ItemPiece, index: int, form: RecordFormat | None) -> OutputItem:
     """The item that begins with a piece, which is not added to it yet."""
     match piece.kind:
         case "message":

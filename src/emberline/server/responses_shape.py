@@ -28,7 +28,7 @@ def response_head(body: ResponsesBody, response_id: str, created: int, model: st
         "metadata": dict(body.metadata),
         "model": model,
         "output": [],
-        "parallel_tool_calls": body.parallel_tool_calls,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
