@@ -116,8 +116,10 @@ class Server:
         try:
             answer = await self.ask(ask)
             keeps = not features.ids or all(isinstance(key, int) for key in answer.keys)
-        except (Refused, Malformed, Broken):
+        except (Refused, Broken):
             keeps = False
+        except Malformed:
+            keeps = True  # the checks that ask will say what is wrong
         if not keeps:
             self.features = before
 

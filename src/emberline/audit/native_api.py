@@ -39,8 +39,8 @@ def body(ask: Ask, *, ignore_eos: bool) -> Json:
         sent["input_ids"] = list(ask.prompt)
     if ask.score_ids:
         sent["token_ids_logprob"] = list(ask.score_ids)
-    if ask.processed:
-        sent["logprobs_mode"] = "processed"
+    if ask.mode is not None:
+        sent["logprobs_mode"] = ask.mode
     if ask.stream:
         sent["stream"] = True
     return sent

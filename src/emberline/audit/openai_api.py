@@ -33,7 +33,7 @@ def body(ask: Ask, model: str, *, ids: bool, ignore_eos: bool) -> Json:
         "n": ask.n if ask.n > 1 else None,
         "echo": True if ask.score_prompt else None,
         "logprob_token_ids": list(ask.score_ids) or None,
-        "logprobs_mode": "processed" if ask.processed else None,
+        "logprobs_mode": ask.mode,
         "return_tokens_as_token_ids": True if ids else None,
         "ignore_eos": True if ask.ignore_eos and ignore_eos else None,
         "stream": True if ask.stream else None,

@@ -46,7 +46,7 @@ class TokenRecord:
 class Answer:
     """One choice of an answer."""
 
-    text: str
+    text: str  # OpenAI's dialect puts the prompt before it where the prompt was scored
     records: tuple[TokenRecord, ...]
     finish_reason: str | None = None
     completion_tokens: int | None = None  # of the whole call
@@ -62,8 +62,8 @@ class Answer:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The tokens of an answer whose server tells ids."""
-        return tuple(int(key) for key in self.keys)
+        """The tokens of an answer whose server tells ids; -1 stands for one that it does not."""
+        return tuple(key if isinstance(key, int) else -1 for key in self.keys)
 
     def ends_event(self, index: int) -> bool | None:
         """Whether token `index` is the last of its event; None if the answer was not streamed."""
@@ -100,7 +100,7 @@ class Ask:
     score_ids: tuple[int, ...] = ()  # ids whose values are wanted at every position
     score_prompt: bool = False
     ignore_eos: bool = True
-    processed: bool = False  # the distribution that was drawn from
+    mode: str | None = None  # logprobs_mode, where one is asked for
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def shown(self) -> dict[str, Any]:

@@ -81,6 +81,9 @@ async def audit(
     async with AsyncExitStack() as stack:
         server = await _open(stack, settings.url, settings)
         other = await _open(stack, settings.compare, settings) if settings.compare else None
+        if settings.mode is not None:
+            why = await server.lacks("logprobs_mode", settings.mode, "no such mode")
+            require(why is None, f"--logprobs-mode {settings.mode}: {why}")
         noise = noise_of(settings, server.features.dtype)
         session = Session(server, settings, noise, other, reference)
         results = []

@@ -28,10 +28,18 @@ DEFAULT_BLOCK = 8
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, and its ids as the server reads it."""
+    """A prompt, and its ids as the server reads it, or why they are not known."""
 
     text: str
-    ids: tuple[int, ...]
+    known: tuple[int, ...] | None
+    why: str = ""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids. Raises `NotSupported` where the server does not tell them."""
+        if self.known is None:
+            raise NotSupported(self.why)
+        return self.known
 
     def __str__(self) -> str:
         return repr(self.text)
@@ -58,16 +66,33 @@ class Session:
     async def prompts(self, count: int | None = None) -> tuple[Prompt, ...]:
         """The first `count` prompts (--prompts if None), repeated if there are not so many."""
         if not self._prompts:
-            ids = [await self.server.token_ids(text) for text in TEXTS]
-            self._prompts = tuple(map(Prompt, TEXTS, ids))
+            self._prompts = tuple([await self._prompt(text) for text in TEXTS])
         wanted = self.settings.num_prompts if count is None else count
         return tuple(self._prompts[i % len(TEXTS)] for i in range(wanted))
 
+    async def known_prompts(self, count: int | None = None) -> tuple[Prompt, ...]:
+        """The same, for what needs ids. Raises `NotSupported` where the server tells none."""
+        prompts = await self.prompts(count)
+        for prompt in prompts:
+            if prompt.known is None:
+                raise NotSupported(prompt.why)
+        return prompts
+
+    async def _prompt(self, text: str) -> Prompt:
+        try:
+            return Prompt(text, await self.server.token_ids(text))
+        except NotSupported as problem:
+            return Prompt(text, None, str(problem))
+
     def ask(self, prompt: Prompt | tuple[int, ...], **given: Any) -> Ask:
         """A request with the audit's usual length and alternatives."""
-        ids = prompt.ids if isinstance(prompt, Prompt) else prompt
-        usual = {"max_tokens": self.settings.num_tokens, "num_top": self.settings.num_top}
-        return Ask(prompt=ids, **{**usual, **given})
+        sent = (prompt.known or prompt.text) if isinstance(prompt, Prompt) else prompt
+        usual = {
+            "max_tokens": self.settings.num_tokens,
+            "num_top": self.settings.num_top,
+            "mode": self.settings.mode,
+        }
+        return Ask(prompt=sent, **{**usual, **given})
 
     async def together(self, asks: Sequence[Ask]) -> list[Answer]:
         """Answers to requests that are under way at the same time."""

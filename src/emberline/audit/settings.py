@@ -8,6 +8,7 @@ from typing import Literal
 
 Api = Literal["auto", "openai", "native"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Mode = Literal["raw", "processed"]
 
 NOISE = {"float32": 1e-4, "float16": 0.06, "bfloat16": 0.5}
 """Most by which two right computations of one log-probability may differ, by dtype.
@@ -41,6 +42,7 @@ class AuditSettings:
     api_key: str | None = None
     dtype: Dtype = "auto"  # auto: what the server says, else bfloat16
     tolerance: float | None = None  # None: the dtype's noise
+    mode: Mode | None = None  # logprobs_mode of every request; None: what the server does unasked
     exact: bool = False  # nothing is forgiven where a server is compared with itself
     num_tokens: int = 32  # most tokens of an answer
     num_prompts: int = 4

@@ -36,6 +36,10 @@ def audit(
     ] = "auto",
     model: Annotated[str | None, typer.Option(help="Name; the first listed if absent.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.")] = None,
+    logprobs_mode: Annotated[
+        Literal["raw", "processed"] | None,
+        typer.Option(help="Sent with every request; absent: what the server does unasked."),
+    ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         typer.Option(help="Whose noise is forgiven; auto: as the server says."),
@@ -75,6 +79,7 @@ def audit(
             model=model,
             api_key=api_key,
             dtype=dtype,
+            mode=logprobs_mode,
             tolerance=tolerance,
             exact=exact,
             num_tokens=tokens,
@@ -163,8 +168,6 @@ class _Bar:
     def ends(self, result: Result) -> None:
         """One more."""
         self._progress.advance(self._task)
-        outcome = result.outcome
-        if outcome.findings:
-            self._progress.console.print(
-                f"{result.check.name}: {outcome.verdict}", markup=False, highlight=False
-            )
+        outcome, console = result.outcome, self._progress.console
+        if outcome.findings or not console.is_terminal:  # a file shows no bar
+            console.print(f"{result.check.name}: {outcome.verdict}", markup=False, highlight=False)

@@ -28,7 +28,7 @@ Tokens = tuple[Key, ...]
 
 async def distribution(session: Session) -> Outcome:
     """Chi-square of many short continuations of one prompt, rare ones pooled."""
-    prompt = (await session.prompts())[1]
+    prompt = (await session.known_prompts())[1]
     rules: list[tuple[str, Mapping[str, Any]]] = [("seeded", {})]
     rejecting = await session.rejecting()
     if rejecting:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from emberline.audit.checks.rescoring import Gaps, judge_rows
 from emberline.audit.compare import reproduce
-from emberline.audit.outcome import Finding, Outcome, judged
+from emberline.audit.outcome import Finding, Outcome, judged, skipped
 from emberline.audit.session import Prompt, Session
 
 _FREQUENCY, _PRESENCE = 1.2, 0.6
@@ -14,7 +14,9 @@ _FREQUENCY, _PRESENCE = 1.2, 0.6
 
 async def raw_invariance(session: Session) -> Outcome:
     """Answers drawn with top-p, top-k and a bias, against a prefill that has no options."""
-    prompts = await session.prompts()
+    if session.settings.mode == "processed":
+        return skipped("processed values are those of the options")
+    prompts = await session.known_prompts()
     first = await session.server.ask(session.ask(prompts[0], max_tokens=2))
     biased = {str(key): -2.0 for key in first.keys}
     gaps, findings = Gaps(), []
@@ -37,7 +39,7 @@ async def raw_invariance(session: Session) -> Outcome:
 async def logit_bias(session: Session) -> Outcome:
     """A bias of 100 forces a token everywhere, one of -100 bans it everywhere."""
     findings = []
-    prompt = (await session.prompts())[0]
+    prompt = (await session.known_prompts())[0]
     plain = await session.server.ask(session.ask(prompt))
     forced = plain.ids[len(plain.ids) // 2]
     banned = plain.ids[0]

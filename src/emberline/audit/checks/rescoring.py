@@ -59,7 +59,7 @@ async def concurrent(session: Session) -> Outcome:
     rows = [await session.rows(p, a) for p, a in zip(prompts, answers, strict=True)]
     for number, prompt in enumerate(prompts):
         # The same prompt beside itself is no neighbour: its rows are this one's own.
-        beside = [rows[i] for i, other in enumerate(prompts) if other.ids != prompt.ids]
+        beside = [rows[i] for i, other in enumerate(prompts) if other != prompt]
         findings += judge_rows(
             session, prompt, asks[number], answers[number], rows[number], gaps, beside
         )

@@ -59,7 +59,7 @@ async def chat(session: Session) -> Outcome:
 
 def chat_body(session: Session) -> dict[str, Any]:
     """The chat that is asked, streamed and not."""
-    return {
+    body = {
         "model": session.server.features.model,
         "messages": _MESSAGES,
         "temperature": 0,
@@ -67,6 +67,8 @@ def chat_body(session: Session) -> dict[str, Any]:
         "logprobs": True,
         "top_logprobs": min(session.settings.num_top, 20),
     }
+    mode = session.settings.mode
+    return body if mode is None else {**body, "logprobs_mode": mode}
 
 
 def stream_entries(events: Iterable[Any]) -> list[Any]:

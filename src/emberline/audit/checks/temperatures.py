@@ -15,7 +15,7 @@ _TEMPERATURES = (0.5, 1.0, 0.7, 1.4)
 
 async def plain(session: Session) -> Outcome:
     """Default values beside requests of other temperatures: all raw, or each its own."""
-    prompts, asks, answers, rows = await _drawn(session, processed=False)
+    prompts, asks, answers, rows = await _drawn(session, session.settings.mode)
     raw = sum(
         difference(record, row) <= session.noise.most
         for ask, answer, own in zip(asks, answers, rows, strict=True)
@@ -37,7 +37,7 @@ async def plain(session: Session) -> Outcome:
 async def processed(session: Session) -> Outcome:
     """`logprobs_mode: processed`: raw values after bias and temperature."""
     await session.needs("logprobs_mode", "processed", "no such mode")
-    prompts, asks, answers, rows = await _drawn(session, processed=True)
+    prompts, asks, answers, rows = await _drawn(session, "processed")
     findings = []
     for prompt, ask, answer, own in zip(prompts, asks, answers, rows, strict=True):
         findings += _judge(session, prompt, ask, answer, own, ask.temperature)
@@ -46,7 +46,7 @@ async def processed(session: Session) -> Outcome:
 
 
 async def _drawn(
-    session: Session, *, processed: bool
+    session: Session, mode: str | None
 ) -> tuple[list[Prompt], list[Ask], list[Answer], list[tuple[TokenRecord, ...]]]:
     """Answers at mixed temperatures, drawn at once, and their prefill rows."""
     prompts = list(await session.prompts(len(_TEMPERATURES)))
@@ -55,7 +55,7 @@ async def _drawn(
             prompt,
             temperature=temperature,
             seed=session.settings.seed + number,
-            processed=processed,
+            mode=mode,
         )
         for number, (prompt, temperature) in enumerate(zip(prompts, _TEMPERATURES, strict=True))
     ]
@@ -73,7 +73,7 @@ async def _biased(session: Session) -> list[Finding]:
         prompt,
         temperature=0.8,
         seed=session.settings.seed,
-        processed=True,
+        mode="processed",
         options={"logit_bias": {str(i): value for i, value in bias.items()}},
     )
     answer = await session.server.ask(ask)
