@@ -339,6 +339,40 @@ def test_shutting_down_gives_everyone_a_last_word() -> None:
         in_loop(work)
 
 
+def test_the_cache_is_cleared_between_steps_or_not_at_all() -> None:
+    with running() as engine:
+
+        async def work() -> None:
+            await read(engine, request("a", "long enough for a page of its own"))
+            await idle(engine)
+            assert engine.snapshot().num_cached_pages_share > 0
+            await engine.clear_prefix_cache()
+            engine.shutdown()
+            with pytest.raises(ShuttingDown):
+                await engine.clear_prefix_cache()
+
+        in_loop(work)
+        assert engine.snapshot().num_cached_pages_share == 0
+
+
+def test_a_cache_that_cannot_be_cleared_is_told() -> None:
+    engine = make_engine(PrefixTarget(), eos_ids=())
+
+    def clear() -> None:
+        raise RuntimeError("boom")
+
+    engine.clear_prefix_cache = clear  # type: ignore[method-assign]
+    served = AsyncEngine(engine, TEXT)
+
+    async def work() -> None:
+        with pytest.raises(EngineStopped, match="boom"):
+            await served.clear_prefix_cache()
+        while served.health().ok:  # its thread is about to say so
+            await asyncio.sleep(0.005)
+
+    in_loop(work)
+
+
 def test_an_idle_engine_sleeps() -> None:
     with running() as engine:
 
