@@ -16,9 +16,12 @@ import pytest
 
 from emberline.hub import resolve_draft, resolve_model
 
+from support.documented import commands
 from support.program import Program, program
 
 CLIENTS = Path(__file__).parents[2] / ".venv-clients" / "bin"
+PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+DOCUMENTED_URL = "http://127.0.0.1:8000"
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -87,6 +90,17 @@ def with_tools(
     with program(logs / "tools.log", str(folder), "--draft", str(draft), *SAME_BITS) as served:
         yield served
         served.check()
+
+
+@pytest.fixture(scope="session")
+def documented(model_folder: Path) -> Callable[[str, Program], list[list[str]]]:
+    """The page's commands of a program, against a running server."""
+
+    def of(client: str, server: Program) -> list[list[str]]:
+        replace = {DOCUMENTED_URL: server.url, "$MODEL": str(model_folder)}
+        return commands(PAGE, client, replace)
+
+    return of
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from emberline.hub import load_tokenizer
 
+from support.documented import with_option
 from support.program import Program
 
 HERE = Path(__file__).parent
@@ -33,60 +34,31 @@ def oracle(model_folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def completions(
-    run_client: Run, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Program], dict[str, Any]]:
-    """Samples of both tasks over `/v1/completions`, by the server."""
-
-    @cache
-    def samples(server: Program) -> dict[str, Any]:
-        out = tmp_path_factory.mktemp("lm_eval")
-        arguments = (
-            f"model={server.name},base_url={server.url}/v1/completions,tokenizer={model_folder},"
-            "tokenized_requests=True,num_concurrent=2,max_retries=1"
-        )
-        return evaluate(run_client, "local-completions", arguments, out, batch_size="4")
-
-    return samples
-
-
-@pytest.fixture(scope="module")
-def chat(
-    run_client: Run, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Program], dict[str, Any]]:
-    """Samples of the answers over `/v1/chat/completions`, by the server."""
-
-    @cache
-    def samples(server: Program) -> dict[str, Any]:
-        out = tmp_path_factory.mktemp("lm_eval")
-        arguments = (
-            f"model={server.name},base_url={server.url}/v1/chat/completions,"
-            "num_concurrent=2,max_retries=1"
-        )
-        more = ("--apply_chat_template",)
-        return evaluate(run_client, "local-chat-completions", arguments, out, *more)
-
-    return samples
-
-
 def evaluate(
-    run: Run, kind: str, arguments: str, out: Path, *more: str, batch_size: str = "1"
-) -> dict[str, Any]:
-    """Run lm-eval; the samples of every task, in the order of the items."""
-    tasks = "two_answers" if "chat" in kind else "two_choices,two_answers"
-    files = ",".join(f"./{task}.yaml" for task in tasks.split(","))
-    run(
-        *("lm-eval", "run", "--model", kind, "--model_args", arguments, "--tasks", files),
-        *("--batch_size", batch_size, "--output_path", out, "--log_samples", *more),
-        cwd=HERE,
-    )
-    found = {}
-    for task in tasks.split(","):
-        (file,) = out.rglob(f"samples_{task}_*.jsonl")
-        samples = sorted(map(json.loads, file.read_text().splitlines()), key=lambda s: s["doc_id"])
-        assert [sample["doc"] for sample in samples] == ITEMS
-        found[task] = samples
-    return found
+    run_client: Run,
+    documented: Callable[[str, Program], list[list[str]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Program, str], dict[str, Any]]:
+    """Runs lm-eval as documented; the samples of every task, in the order of the items."""
+
+    @cache
+    def samples(server: Program, kind: str) -> dict[str, Any]:
+        out = tmp_path_factory.mktemp("lm_eval")
+        tasks = ["two_answers"] if kind == "chat" else ["two_choices", "two_answers"]
+        model = "local-chat-completions" if kind == "chat" else "local-completions"
+        (command,) = (one for one in documented("lm-eval", server) if model in one)
+        command = with_option(command, "--tasks", ",".join(f"./{task}.yaml" for task in tasks))
+        run_client(*command, "--output_path", out, "--log_samples", cwd=HERE)
+        return {task: _samples(out, task) for task in tasks}
+
+    return samples
+
+
+def _samples(out: Path, task: str) -> list[dict[str, Any]]:
+    (file,) = out.rglob(f"samples_{task}_*.jsonl")
+    samples = sorted(map(json.loads, file.read_text().splitlines()), key=lambda s: s["doc_id"])
+    assert [sample["doc"] for sample in samples] == ITEMS
+    return samples
 
 
 def scores(samples: list[dict[str, Any]]) -> list[list[tuple[float, bool]]]:
@@ -137,9 +109,9 @@ def question(item: dict[str, Any]) -> str:
 
 
 def test_choices_and_scores_are_those_of_plain_transformers(
-    drafted: Program, completions: Any, oracle: Any, tokenizer: Any
+    drafted: Program, evaluate: Any, oracle: Any, tokenizer: Any
 ) -> None:
-    found = scores(completions(drafted)["two_choices"])
+    found = scores(evaluate(drafted, "completions")["two_choices"])
     for item, served in zip(ITEMS, found, strict=True):
         expected = plain_scores(oracle, tokenizer, item)
         for (logprob, greedy), (wanted, wanted_greedy) in zip(served, expected, strict=True):
@@ -149,27 +121,27 @@ def test_choices_and_scores_are_those_of_plain_transformers(
         assert chosen == wanted_choice, item
 
 
-def test_a_draft_changes_no_score(drafted: Program, plain: Program, completions: Any) -> None:
-    with_draft, without = (completions(server)["two_choices"] for server in (drafted, plain))
+def test_a_draft_changes_no_score(drafted: Program, plain: Program, evaluate: Any) -> None:
+    with_draft, without = (evaluate(s, "completions")["two_choices"] for s in (drafted, plain))
     assert scores(with_draft) == scores(without)
     assert [s["acc"] for s in with_draft] == [s["acc"] for s in without]
 
 
+@pytest.mark.parametrize("kind", ["completions", "chat"])
 def test_a_draft_changes_no_answer(
-    drafted: Program, plain: Program, completions: Any, chat: Any
+    kind: str, drafted: Program, plain: Program, evaluate: Any
 ) -> None:
-    for samples in (completions, chat):
-        with_draft, without = (answers(samples(s)["two_answers"]) for s in (drafted, plain))
-        assert with_draft == without
+    with_draft, without = (answers(evaluate(s, kind)["two_answers"]) for s in (drafted, plain))
+    assert with_draft == without
     assert drafted.counter("vllm:spec_decode_num_accepted_tokens_total") > 0
     assert plain.counter("vllm:spec_decode_num_draft_tokens_total") == 0
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat"])
 def test_answers_are_those_of_plain_transformers(
-    kind: str, drafted: Program, completions: Any, chat: Any, oracle: Any, tokenizer: Any
+    kind: str, drafted: Program, evaluate: Any, oracle: Any, tokenizer: Any
 ) -> None:
-    found = answers((chat if kind == "chat" else completions)(drafted)["two_answers"])
+    found = answers(evaluate(drafted, kind)["two_answers"])
     for item, answer in zip(ITEMS, found, strict=True):
         prompt = question(item)
         if kind == "chat":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import openai
@@ -15,8 +16,10 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
+from support.documented import blocks
 from support.program import Program
 
+PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 Shape = TypeVar("Shape", bound=BaseModel)
 
@@ -54,6 +57,15 @@ def valid(answer: Shape) -> Shape:
 
 def all_valid(events: Iterable[Shape]) -> list[Shape]:
     return [valid(event) for event in events]
+
+
+def test_the_documented_example(drafted: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = blocks(PAGE, "python")
+    example = example.replace("http://127.0.0.1:8000", drafted.url)
+    exec(compile(example, "docs/clients.md", "exec"), {})
+    said = capsys.readouterr().out.split()
+    assert "Paris" in " ".join(said)
+    assert float(said[-1]) <= 0
 
 
 def test_models(client: openai.OpenAI, drafted: Program) -> None:

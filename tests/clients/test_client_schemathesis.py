@@ -22,17 +22,20 @@ def hurried(logs: Path) -> Iterator[Program]:
         served.check()
 
 
+@pytest.mark.timeout(2400)
 def test_nothing_is_a_server_error(
-    hurried: Program, run_client: Callable[..., str], tmp_path: Path
+    hurried: Program,
+    documented: Callable[..., list[list[str]]],
+    run_client: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
+    (command,) = documented("st", hurried)
     said = run_client(
-        *("st", "run", f"{hurried.url}/openapi.json", "--checks", "not_a_server_error"),
-        *("--phases", "examples,coverage,fuzzing", "--max-examples", "150", "--seed", "1"),
-        *("--suppress-health-check", "all", "--generation-database", "none", "--warnings", "off"),
+        *(*command, "--phases", "examples,coverage,fuzzing", "--seed", "1", "--warnings", "off"),
+        *("--suppress-health-check", "all", "--generation-database", "none"),
         cwd=tmp_path,
-        seconds=1500,
+        seconds=2400,
     )
     generated = re.search(r"(\d+) generated", said)
     assert generated, said
     assert int(generated[1]) >= NUM_CASES, said
-    assert re.search(r"\b(\d+) passed", said), said
