@@ -125,7 +125,17 @@ def test_serve_says_where_answers_and_ends_on_sigterm(folder: Path) -> None:
                     time.sleep(0.05)
             body = {"model": "small", "prompt": "Hello", "max_tokens": 5, "logprobs": 1}
             answer = http.post("/v1/completions", json=body).json()
+            info = http.get("/server_info").json()
         assert len(answer["choices"][0]["logprobs"]["tokens"]) <= 5
+        about = {
+            "step_costs": "measured here",
+            "threshold": None,
+            "prefix_cache": True,
+            "request_timeout": None,
+            "grace_seconds": 30,
+            "slow_reader_timeout": 60,
+        }
+        assert {name: info[name] for name in about} == about
         assert "float32" in shown
         assert "vanilla" in shown
     finally:
@@ -139,6 +149,14 @@ def test_every_option_of_serve_is_documented() -> None:
     documented = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
     for name in set(inspect.signature(serve).parameters) - {"model"}:
         assert f"`--{name.replace('_', '-')}`" in documented
+
+
+@pytest.mark.parametrize("kv_tokens", [10**9, 10**13, 10**30])
+def test_a_kv_cache_that_cannot_be_is_one_line(folder: Path, kv_tokens: int) -> None:
+    done = run("serve", str(folder), "--port", "0", "--kv-tokens", str(kv_tokens))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "GB: lower --kv-tokens" in done.stderr
 
 
 def test_a_taken_port_fails_before_anything_is_loaded(folder: Path) -> None:

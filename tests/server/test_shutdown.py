@@ -90,6 +90,7 @@ def test_what_cannot_finish_gets_the_documented_error(
         assert json.loads(events[-2])["error"]["type"] == "service_unavailable_error"
         assert plain.status_code == 503
         assert "shut down" in plain.json()["error"]["message"]
+    assert f"draining: 1 requests running, 1 waiting, at most {grace:g} s" in caplog.text
     assert "Traceback" not in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from emberline.engine.async_engine import AsyncEngine, SteppingEngine
 from emberline.engine.detokenizer import TokenText
+from emberline.engine.grammar import GrammarCompiler
 from emberline.server.run import make_server
 from emberline.server.shutdown import GracefulServer
 from emberline.types import EngineSnapshot
@@ -38,8 +39,10 @@ TEMPLATE = (
 
 
 @cache
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level, a few merged words, two ids of one text."""
+def make_tokenizer(
+    template: str = TEMPLATE, markers: tuple[str, ...] = ()
+) -> PreTrainedTokenizerFast:
+    """Byte-level, a few merged words, two ids of one text; `markers` are tokens that show."""
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words = [" the", "Sun", "ny", "\n\n"]
     mapped = ["".join(part for part, _ in splitter.pre_tokenize_str(word)) for word in words]
@@ -51,10 +54,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = splitter
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
+    backend.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in markers])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token="<eos>",
-        chat_template=TEMPLATE,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     )
 
@@ -218,15 +222,18 @@ def saying_server(
     delay: float = 0.0,
     num_pages: int = 1024,
     options: dict[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerFast | None = None,
     **scheduler: int,
 ) -> Iterator[Server]:
     """A server over a saying target, with a drafter of `num_drafts` if any."""
-    tokenizer = make_tokenizer()
+    tokenizer = tokenizer or make_tokenizer()
     target = SayingTarget(tokenizer, max_model_len)
     target.delay = delay
     drafter = PrefixDrafter(target, num_drafts, wrong_every) if num_drafts else None
     engine = make_engine(target, drafter, num_pages=num_pages, eos_ids=(target.eos,), **scheduler)
     engine.info["model"] = NAME
+    engine.grammars = GrammarCompiler(tokenizer, target.vocab_size, (target.eos,))
+    engine.grammars = GrammarCompiler(tokenizer, target.vocab_size, (target.eos,))
     torch.set_num_threads(1)
     with serve(engine, tokenizer, target, **(options or {})) as server:
         yield server

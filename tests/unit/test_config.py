@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from emberline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
+from emberline.config import (
+    CacheConfig,
+    EngineConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+    usable_cores,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,9 @@ from emberline.config import CacheConfig, EngineConfig, SchedulerConfig, Specula
 def test_refusals(kind, options, message):
     with pytest.raises(ValueError, match=message):
         kind(**options)
+
+
+def test_no_more_threads_than_cores() -> None:
+    assert EngineConfig(threads=usable_cores()).threads == usable_cores()
+    with pytest.raises(ValueError, match=f"threads must be at most {usable_cores()}, the cores"):
+        EngineConfig(threads=10_000)

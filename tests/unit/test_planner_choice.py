@@ -11,7 +11,7 @@ import pytest
 from emberline.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from emberline.drafters.dspark import DSparkDrafter
 from emberline.drafters.ngram import NGramDrafter
-from emberline.engine.build import make_planner, resolve_planner
+from emberline.engine.build import make_planner, planning, resolve_planner
 from emberline.engine.engine import Engine
 from emberline.models.weights import ModelError
 from emberline.verify.planner import CausalGreedy, LaggedTopK, Threshold, VerifyAll
@@ -75,3 +75,19 @@ def test_costs_that_nobody_reads_are_refused() -> None:
 def test_a_scheduled_planner_without_costs_is_refused() -> None:
     with pytest.raises(ModelError, match="step_costs"):
         make_planner("causal_greedy", SpeculationConfig(), NO_ENGINE, None)
+
+
+def test_a_machine_that_cannot_be_measured_is_an_error_of_the_settings() -> None:
+    def find(_engine: Engine) -> StepCosts:
+        raise ValueError("no room to measure a step")
+
+    with pytest.raises(ModelError, match="no room to measure a step"):
+        make_planner("causal_greedy", SpeculationConfig(), NO_ENGINE, find)
+
+
+def test_what_a_planner_goes_by_is_told_without_folders() -> None:
+    told = planning("causal_greedy", SpeculationConfig(step_costs="/some/where/costs.json"))
+    assert told == {"step_costs": "costs.json", "threshold": None}
+    assert planning("lagged_top_k", SpeculationConfig())["step_costs"] == "measured here"
+    told = planning("threshold", SpeculationConfig(planner="threshold", threshold=0.4))
+    assert told == {"step_costs": None, "threshold": 0.4}

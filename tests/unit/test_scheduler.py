@@ -732,3 +732,20 @@ def test_any_load_comes_to_rest_with_its_books_in_order(seed):
     rig.scheduler.check()
     rig.cache.clear()
     assert rig.pool.num_free == rig.pool.num_pages
+
+
+def test_only_prompt_tokens_that_may_be_found_count_as_looked_up():
+    rig = Rig(cache=False)
+    rig.add("a", LONG)
+    rig.step()
+    assert rig.scheduler.num_queried == 0  # there is no cache to look into
+    rig = Rig()
+    rig.add("scored", LONG, prompt_logprobs=1)
+    rig.step()
+    assert rig.scheduler.num_queried == 0  # every position is computed
+    rig.add("late", LONG, prompt_logprobs=1, prompt_logprobs_start=21)
+    rig.step()
+    assert rig.scheduler.num_queried == 20
+    rig.add("plain", LONG)
+    rig.step()
+    assert rig.scheduler.num_queried == 20 + 40

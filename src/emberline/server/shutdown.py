@@ -101,7 +101,7 @@ class GracefulServer(uvicorn.Server):
             self._admitted = set(self.server_state.tasks)
             state = self._engine.snapshot()
             logger.info(
-                "draining: %d requests run, %d wait, at most %g s",
+                "draining: %d requests running, %d waiting, at most %g s",
                 state.num_running,
                 state.num_waiting,
                 self._grace_seconds,
