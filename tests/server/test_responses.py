@@ -9,17 +9,8 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from support.serving import NAME, Server, say, saying_server, strict
-
-URL, CHAT = "/v1/responses", "/v1/chat/completions"
-LOGPROBS = "message.output_text.logprobs"
-
-
-def respond(server: Server, given: object, **options: object) -> dict[str, Any]:
-    answer = server.post(URL, {"input": given, "temperature": 0, **options})
-    assert answer.status_code == 200, answer.text
-    Response.model_validate_json(answer.content)
-    return strict(answer.content)
+from support.responding import LOGPROBS, URL, refusal, respond
+from support.serving import NAME, Server, say, saying_server
 
 
 def part_of(response: dict[str, Any]) -> dict[str, Any]:
@@ -30,12 +21,6 @@ def part_of(response: dict[str, Any]) -> dict[str, Any]:
 
 def prompt_text(server: Server, response: dict[str, Any]) -> str:
     return server.text.text_of(response["prompt_token_ids"])
-
-
-def refusal(server: Server, body: dict[str, Any]) -> dict[str, Any]:
-    answer = server.post(URL, {"input": "x", **body})
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]
 
 
 def test_the_official_client_reads_an_answer(client: openai.OpenAI) -> None:

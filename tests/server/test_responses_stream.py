@@ -10,10 +10,9 @@ from typing import Any
 import openai
 import pytest
 import torch
-from openai.types.responses import ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from support.engines import make_engine
+from support.responding import LOGPROBS, URL, bare, of, parse, stream, timeless
 from support.serving import (
     NAME,
     SayingTarget,
@@ -22,58 +21,7 @@ from support.serving import (
     say,
     saying_server,
     serve,
-    strict,
 )
-
-URL = "/v1/responses"
-LOGPROBS = "message.output_text.logprobs"
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-
-
-def parse(text: str) -> list[dict[str, Any]]:
-    """The events, each valid in the client's types; `[DONE]` checked and dropped."""
-    *frames, done, rest = text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    events = []
-    for frame in frames:
-        name, data = frame.split("\n")
-        event = strict(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        EVENT.validate_python(event)
-        events.append(event)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    return events
-
-
-def stream(server: Server, given: object, **options: object) -> list[dict[str, Any]]:
-    answer = server.post(URL, {"input": given, "temperature": 0, "stream": True, **options})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    return parse(answer.text)
-
-
-def of(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [event for event in events if event["type"] == f"response.{kind}"]
-
-
-def bare(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records without bytes, at every level."""
-    return [
-        {
-            key: bare(value) if key == "top_logprobs" else value
-            for key, value in entry.items()
-            if key != "bytes"
-        }
-        for entry in entries
-    ]
-
-
-def timeless(response: dict[str, Any]) -> dict[str, Any]:
-    """What two equal calls share."""
-    own = ("id", "created_at", "completed_at", "usage")
-    shared = {key: value for key, value in response.items() if key not in own}
-    shared["output"] = [{**item, "id": None} for item in response["output"]]
-    return shared | {"tokens": response["usage"]["output_tokens"]}
 
 
 def test_the_train_of_events(server: Server) -> None:
