@@ -85,6 +85,27 @@ def prefix_cache(figures: dict[str, Any]) -> str:
     )
 
 
+def audit_matrix(figures: dict[str, Any]) -> str:
+    """Verdicts of every combination, and the largest differences."""
+    heads = ["draft", "layout", "planner", "dtype", "raw", "processed", "prefill", "transformers"]
+    rows = [f"| {' | '.join(heads)} |", "| --- |" + " --- |" * 5 + " ---: |" * 2]
+    for row in figures["combinations"]:
+        modes = row["modes"]
+        checks = [
+            f"{mode['checks'].get('pass', 0)} pass"
+            + "".join(f", **{name} fails**" for name in mode["failed"])
+            for mode in modes.values()
+        ]
+        gaps = [
+            max(m[name]["max"] for m in modes.values() for name in names if name in m)
+            for names in (("rescoring", "rescoring_concurrent"), ("reference",))
+        ]
+        words = [row[name] for name in ("draft", "layout", "planner", "dtype")]
+        shown = ["0" if gap == 0 else f"{gap:.1e}" for gap in gaps]
+        rows.append(f"| {' | '.join([*words, *checks, *shown])} |")
+    return "\n".join(rows)
+
+
 README_TABLES = {
     "acceptance-given": acceptance,
     "decode-cpu": decode,

@@ -79,10 +79,11 @@ class AuditSettings:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What is forgiven, in nats: of a single value, and of the mean of many."""
+    """What is forgiven, in nats: of a single value, of the mean of many, against a reference."""
 
     most: float
     mean: float
+    reference: float  # another implementation rounds elsewhere, whatever a server owes itself
     why: str = ""
 
     def tells_draws(self) -> bool:
@@ -92,14 +93,15 @@ class Noise:
 
 def noise_of(settings: AuditSettings, reported: str | None) -> Noise:
     """The noise to forgive. `reported`: the dtype that the server says it computes in, if any."""
-    if settings.exact:
-        return Noise(0.0, 0.0, "--exact")
-    if settings.tolerance is not None:
-        return Noise(settings.tolerance, settings.tolerance, f"--tolerance {settings.tolerance:g}")
+    given = settings.tolerance
+    if given is not None:
+        return Noise(given, given, given, f"--tolerance {given:g}")
     dtype, why = settings.dtype, "--dtype"
     if dtype == "auto":
         named = (reported or "").removeprefix("torch.")
         known = next((name for name in NOISE if name == named), None)
         dtype = known or "bfloat16"  # type: ignore[assignment]
         why = "as the server says" if known else "assumed: the server does not say; give --dtype"
-    return Noise(NOISE[dtype], NOISE[dtype] * MEAN_SHARE, f"{dtype}, {why}")
+    if settings.exact:
+        return Noise(0.0, 0.0, NOISE[dtype], "--exact")
+    return Noise(NOISE[dtype], NOISE[dtype] * MEAN_SHARE, NOISE[dtype], f"{dtype}, {why}")

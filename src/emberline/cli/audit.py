@@ -15,7 +15,7 @@ import typer
 from emberline.cli.settings import check_outputs, fail, one_line_errors
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
     from emberline.audit.checks import Check
     from emberline.audit.reference import Reference
@@ -157,17 +157,19 @@ class _Bar:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._task = progress.add_task("asking the server what it has", total=None)
+        self._task: TaskID | None = None  # none until the first check: errors stand alone
 
     def begins(self, check: Check, number: int, total: int) -> None:
         """The next check."""
-        self._progress.update(
-            self._task, completed=number, total=total, description=f"{check.name}: {check.proves}"
-        )
+        if self._task is None:
+            self._task = self._progress.add_task("", total=total)
+        text = f"{check.name}: {check.proves}"
+        self._progress.update(self._task, completed=number, description=text)
 
     def ends(self, result: Result) -> None:
         """One more."""
-        self._progress.advance(self._task)
+        if self._task is not None:
+            self._progress.advance(self._task)
         outcome, console = result.outcome, self._progress.console
         if outcome.findings or not console.is_terminal:  # a file shows no bar
             console.print(f"{result.check.name}: {outcome.verdict}", markup=False, highlight=False)

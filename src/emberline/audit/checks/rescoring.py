@@ -72,7 +72,7 @@ async def reference(session: Session) -> Outcome:
     if plain is None:
         return skipped("no --reference was given")
     gaps, findings, num_ties = Gaps(), [], 0
-    most = max(session.noise.most, 1e-4)  # two implementations differ where --exact allows nothing
+    most = session.noise.reference
     for number, prompt in enumerate(await session.prompts()):
         for temperature in (0.0, 1.0):
             ask = session.ask(prompt, temperature=temperature, seed=session.settings.seed + number)
