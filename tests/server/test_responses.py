@@ -261,6 +261,11 @@ def test_refusals_name_the_field(server: Server, body: dict[str, Any], param: st
         assert (streamed.status_code, streamed.json()["error"]) == (400, error)
 
 
+def test_a_refusal_speaks_of_this_api(server: Server) -> None:
+    assert LOGPROBS in refusal(server, {"annotations": True})["message"]
+    assert LOGPROBS in refusal(server, {"logprob_token_ids": [3]})["message"]
+
+
 def test_another_model_and_another_method(server: Server) -> None:
     assert server.post(URL, {"input": "x", "model": "other"}).status_code == 404
     assert server.get(URL).status_code == 405

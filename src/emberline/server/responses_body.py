@@ -268,6 +268,7 @@ _UNMISTAKABLE = ("max_tokens", "response_format", "reasoning_effort")  # no word
 def renamed(problem: InvalidRequest) -> InvalidRequest:
     """A refusal in the words of this API."""
     message, param = str(problem), problem.param
+    message = message.replace("needs logprobs", f'needs include: ["{LOGPROBS}"]')
     for name in _UNMISTAKABLE:
         message = message.replace(name, _NAMES[name])
     if param is not None:
