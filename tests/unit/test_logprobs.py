@@ -78,6 +78,41 @@ def test_top_ids_are_ordered_by_value_then_id(values: list[int], num_top: int) -
     assert scores.top_ids[0].tolist() == order[:num_top]
 
 
+@pytest.mark.parametrize("vocab", [4_096, 50_257])
+@pytest.mark.parametrize("num_top", [1, 5, 24])
+@pytest.mark.parametrize("kind", ["spread", "coarse", "flat", "masked", "ties behind the first"])
+def test_large_vocabularies_are_ordered_by_value_then_id(
+    vocab: int, num_top: int, kind: str
+) -> None:
+    rows = 5
+    logits = random_logits(rows, vocab, seed=3)
+    if kind == "coarse":  # many ties everywhere, as bfloat16 has
+        logits = Scored(logits.round())
+    elif kind == "flat":
+        logits = Scored(torch.zeros(rows, vocab))
+    elif kind == "masked":  # fewer ids are left than are asked for
+        kept = torch.arange(vocab) % (vocab // 3) == 7
+        logits = Scored(logits.masked_fill(~kept, -torch.inf))
+    elif kind == "ties behind the first":
+        logits = Scored(logits.clamp(max=9.0))
+        logits[torch.arange(rows), torch.arange(rows) * 700] = 11.0
+    ids = torch.arange(rows) * 11 % vocab
+    scores = score_tokens(logits, torch.arange(rows), ids, num_top)
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    assert torch.equal(scores.top_ids, order[:, :num_top])
+    above = logits > logits.gather(-1, ids[:, None])
+    assert torch.equal(scores.ranks, above.sum(-1) + 1)
+
+
+def test_the_first_alternative_is_the_argmax_where_values_round_to_one() -> None:
+    logits = torch.zeros(1, 4)
+    logits[0, 1], logits[0, 2] = 1e-8, 2e-8
+    scores = score_tokens(Scored(logits), index_of(0), index_of(2), 4)
+    assert scores.top_logprobs[0].unique().numel() == 1
+    assert scores.top_ids[0].tolist() == [2, 1, 0, 3]
+    assert scores.ranks.item() == 1
+
+
 def test_masked_ids_score_minus_infinity() -> None:
     logits = Scored(torch.tensor([[0.0, -torch.inf, 0.0]]))
     scores = score_tokens(logits, index_of(0), index_of(1), 3)
@@ -176,10 +211,10 @@ class LargestTensor(TorchDispatchMode):
 def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
     vocab, sizes = 1000, []
     logits = random_logits(2, vocab)
-    for num_tokens in (8, 60):
+    for num_tokens in (16, 60):
         index = torch.zeros(num_tokens, dtype=torch.int64)
         with LargestTensor() as largest:
             score_tokens(logits, index, index, 1)
             chosen_logprobs(logits, index, [(3,)] * num_tokens)
         sizes.append(largest.numel)
-    assert sizes == [8 * vocab, 8 * vocab]
+    assert sizes == [16 * vocab, 16 * vocab]

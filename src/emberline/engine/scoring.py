@@ -19,17 +19,24 @@ from emberline.sampling.logprobs import chosen_logprobs, score_tokens
 from emberline.types import ALL_LOGPROBS, Origin, TokenAnnotation, TokenLogprobs
 
 Records = list[tuple[TokenLogprobs, ...] | None]
+MODES = ("raw", "processed", "both")
+_NARROW = 32
+"""Alternatives up to which rows are searched together."""
 
 
 def score_emitted(plan: Sequence[ScheduledRequest], result: StepResult) -> Records:
     """One record an emitted token for each request that wants them, else None."""
     if all(entry.state.params.logprobs is None for entry in plan):
         return [None] * len(plan)
-    raw = _score(plan, result, result.raw_logits, ("raw", "both"))
-    processed = _score(plan, result, result.processed_logits, ("processed", "both"))
+    # Where no option changed anything the two are one tensor, and so are their records.
+    same = result.processed_logits is result.raw_logits
+    raw = _score(plan, result, result.raw_logits, MODES if same else ("raw", "both"))
+    processed = raw
+    if not same:
+        processed = _score(plan, result, result.processed_logits, ("processed", "both"))
     records: Records = []
-    for one, other in zip(raw, processed, strict=True):
-        if one is not None and other is not None:
+    for entry, one, other in zip(plan, raw, processed, strict=True):
+        if one is not None and other is not None and entry.state.params.logprobs_mode == "both":
             one = tuple(replace(r, processed=p) for r, p in zip(one, other, strict=True))
         records.append(one if one is not None else other)
     return records
@@ -156,7 +163,32 @@ def _records(
     widths: Sequence[int],
     chosen_ids: Sequence[Sequence[int]],
 ) -> list[TokenLogprobs]:
-    """Host records of N tokens. `index` [N] rows of `logits`, `widths` their top-k, on the host."""
+    """Host records of N tokens. `index` [N] rows of `logits`, `widths` their top-k, on the host.
+
+    Rows that want many alternatives are scored apart: nobody else is searched that deep.
+    """
+    groups: dict[int, list[int]] = {}
+    for place, width in enumerate(widths):
+        groups.setdefault(width if width > _NARROW else 0, []).append(place)
+    if len(groups) == 1:
+        return _records_of_like(logits, index, token_ids, widths, chosen_ids)
+    records: dict[int, TokenLogprobs] = {}
+    for places in groups.values():
+        some = torch.tensor(places, device=index.device)
+        own_widths, own_chosen = [widths[p] for p in places], [chosen_ids[p] for p in places]
+        scored = _records_of_like(logits, index[some], token_ids[some], own_widths, own_chosen)
+        records |= dict(zip(places, scored, strict=True))
+    return [records[place] for place in range(len(widths))]
+
+
+def _records_of_like(
+    logits: Scored,
+    index: Tensor,
+    token_ids: Tensor,
+    widths: Sequence[int],
+    chosen_ids: Sequence[Sequence[int]],
+) -> list[TokenLogprobs]:
+    """The same, all searched as deep as the widest."""
     num_top = min(max(widths), logits.shape[-1])
     scores = score_tokens(logits, index, token_ids, num_top)
     chosen = chosen_logprobs(logits, index, chosen_ids) if any(chosen_ids) else None

@@ -7,6 +7,9 @@ A row's numbers are a function of that row alone, bit for bit: torch's log-softm
 dimension reduces each row by itself, in an order that depends on V only, whatever the number of
 rows or threads (a plain sum does not: it splits a lone row over threads). At most `_CHUNK_ROWS`
 rows of log-probabilities exist at a time, so the memory is bounded whatever N.
+
+Who is more likely is read off the logits: two that differ may round to one log-probability, and the
+first alternative must be the id that an argmax draws.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from torch import Tensor
 from emberline.batch import TokenScores
 from emberline.layout import Scored
 
-_CHUNK_ROWS = 8
+_CHUNK_ROWS = 16
 _SPARE_CANDIDATES = 16
+_BLOCK = 128  # columns; of most of them only the largest is looked at
+_SPARE_BLOCKS = 8
 
 
 def score_tokens(logits: Scored, index: Tensor, token_ids: Tensor, num_top: int) -> TokenScores:
@@ -44,13 +49,17 @@ def score_tokens(logits: Scored, index: Tensor, token_ids: Tensor, num_top: int)
     top_logprobs = logprobs.new_empty((num_tokens, num_top))
     for lo in range(0, num_tokens, _CHUNK_ROWS):
         part = slice(lo, lo + _CHUNK_ROWS)
-        rows = _log_probs(logits, index[part])
-        chosen = rows.gather(-1, token_ids[part, None])
-        logprobs[part] = chosen.squeeze(-1)
-        ranks[part] = (rows > chosen).sum(-1) + 1
+        rows, ids = _rows(logits, index[part]), token_ids[part, None]
+        values = torch.log_softmax(rows, dim=-1)
+        logprobs[part] = values.gather(-1, ids).squeeze(-1)
         if num_top:
-            top_ids[part] = _top_ids(rows, num_top)
-            top_logprobs[part] = rows.gather(-1, top_ids[part])
+            best = _top_ids(rows, num_top)
+            top_ids[part] = best
+            top_logprobs[part] = values.gather(-1, best)
+            most_likely = rows.gather(-1, best)
+        else:
+            most_likely = rows.amax(-1, keepdim=True)
+        ranks[part] = _ranks(rows, rows.gather(-1, ids), most_likely)
     return TokenScores(token_ids, logprobs, ranks, top_ids, top_logprobs)
 
 
@@ -65,7 +74,8 @@ def chosen_logprobs(
     wanted = [n for n, ids in enumerate(chosen_ids) if ids]
     for lo in range(0, len(wanted), _CHUNK_ROWS):
         part = wanted[lo : lo + _CHUNK_ROWS]
-        rows = _log_probs(logits, index[torch.tensor(part, device=index.device)])
+        rows = _rows(logits, index[torch.tensor(part, device=index.device)])
+        rows = torch.log_softmax(rows, dim=-1)
         for n, row in zip(part, rows, strict=True):
             ids = torch.tensor(list(chosen_ids[n]), device=logits.device)
             scores[n] = tuple(row[ids].tolist())
@@ -76,21 +86,73 @@ def _dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _log_probs(logits: Tensor, index: Tensor) -> Tensor:
-    return torch.log_softmax(logits[index], dim=-1, dtype=_dtype(logits))
+def _rows(logits: Tensor, index: Tensor) -> Tensor:
+    """[N, V] rows of the logits, in the precision of their scores."""
+    return logits.index_select(0, index).to(_dtype(logits))
+
+
+def _ranks(rows: Tensor, chosen: Tensor, best: Tensor) -> Tensor:
+    """[N] 1 + the number of entries of a row above its chosen one.
+
+    Args:
+        rows: [N, V].
+        chosen: [N, 1], an entry of each row.
+        best: [N, L], the largest entries of each row, L >= 1. They answer for all but the rows
+            whose chosen entry is none of them, which are counted.
+    """
+    ranks = (best > chosen).sum(-1) + 1
+    deep = (chosen < best[:, -1:]).squeeze(-1).nonzero().squeeze(-1)
+    if len(deep):
+        below = rows.index_select(0, deep)
+        # Ones in floats add up several times faster than booleans, and exactly below 2**24.
+        torch.gt(below, chosen[deep], out=below)
+        ranks[deep] = below.sum(-1).long() + 1
+    return ranks
 
 
 def _top_ids(rows: Tensor, num_top: int) -> Tensor:
-    """[N, V] -> [N, L] ids by value, ties by id. torch.topk leaves the choice among ties open.
+    """[N, V] -> [N, L] ids by value, ties by id.
+
+    Blocks of columns first, by their largest entry, then the columns of the few best blocks. A
+    block that was left out holds nothing above the last one taken: if that is below the last entry
+    found, nothing is missing; else, there being too many ties, the whole row is searched.
+    """
+    vocab = rows.shape[-1]
+    num_blocks, num_taken = vocab // _BLOCK, num_top + _SPARE_BLOCKS
+    if num_blocks < 4 * num_taken:
+        return _sorted_top(rows, num_top)
+    cut = num_blocks * _BLOCK
+    blocks = rows[:, :cut].unflatten(-1, (num_blocks, _BLOCK))
+    maxima, taken = blocks.amax(-1).topk(num_taken, dim=-1)
+    starts = taken.sort(dim=-1).values * _BLOCK  # columns in the order of their ids
+    within = torch.arange(_BLOCK, device=rows.device)
+    columns = (starts[..., None] + within).flatten(1)
+    if cut < vocab:
+        rest = torch.arange(cut, vocab, device=rows.device)
+        columns = torch.cat([columns, rest.expand(len(rows), -1)], dim=-1)
+    found = rows.gather(-1, columns)
+    place = _sorted_top(found, num_top)
+    if bool((maxima[:, -1:] < found.gather(-1, place[:, -1:])).all()):
+        return columns.gather(-1, place)
+    return _sorted_top(rows, num_top)
+
+
+def _sorted_top(rows: Tensor, num_top: int) -> Tensor:
+    """[N, V] -> [N, L] columns by value, ties by column, which torch.topk leaves open.
 
     A few candidates more than asked for hold every tie across the cut, bfloat16 logits having many
-    of them; only where they do not is the whole row sorted.
+    of them. Where they do not, as among what is masked, the first columns that tie are looked up.
     """
     vocab = rows.shape[-1]
     values, ids = rows.topk(min(num_top + _SPARE_CANDIDATES, vocab), dim=-1)
-    whole = values.shape[-1] == vocab
-    if not whole and not bool((values[:, -1] < values[:, num_top - 1]).all()):
-        return rows.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]
+    last = values[:, num_top - 1 : num_top]
+    if values.shape[-1] < vocab and not bool((values[:, -1:] < last).all()):
+        values, ids = values[:, :num_top], ids[:, :num_top]
+        order = -torch.arange(vocab, dtype=rows.dtype, device=rows.device)
+        tied = torch.where(rows == last, order, -torch.inf).topk(num_top, dim=-1).indices
+        above = values > last
+        place = torch.arange(num_top, device=rows.device) - above.sum(-1, keepdim=True)
+        ids = torch.where(above, ids, tied.gather(-1, place.clamp_min(0)))
     by_id = ids.argsort(dim=-1)
     by_value = values.gather(-1, by_id).argsort(dim=-1, descending=True, stable=True)
     return ids.gather(-1, by_id).gather(-1, by_value)[:, :num_top]
