@@ -22,7 +22,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["README.md", "docs/models.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/models.md", "docs/python.md"])
 def test_python_examples_run(name, capsys):
     examples = blocks(ROOT / name, "python")
     assert examples
