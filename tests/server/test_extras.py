@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -221,6 +222,38 @@ def test_bad_words_are_not_said(server: Server) -> None:
 def test_words_without_a_meaning(server: Server, words: object, param: str) -> None:
     for path in (CHAT, COMPLETIONS):
         assert refused(server, path, bad_words=words)["param"] == param
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json": {"type": "object", "maxProperties": 0}}},
+        {"guided_json": {"type": "object", "maxProperties": 0}},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_completions_may_be_bound_to_json(server: Server, asked: dict[str, Any]) -> None:
+    options = {"max_tokens": 60, "logit_bias": {str(server.ids("}")[0]): 30}}
+    choice = server.complete("free", logprobs=1, **asked, **options)["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert isinstance(json.loads(choice["text"]), dict)
+
+
+def test_completions_may_be_one_of_several_texts(server: Server) -> None:
+    for asked in (
+        {"guided_choice": ["yes", "no"]},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+    ):
+        texts = {
+            choice["text"]
+            for seed in range(3)
+            for choice in server.complete("free", temperature=1, seed=seed, n=3, **asked)["choices"]
+        }
+        assert texts == {"yes", "no"}
+    error = refused(server, COMPLETIONS, guided_choice=["yes"], guided_regex="no")
+    assert error["param"] in ("guided_choice", "guided_regex")
+    assert refused(server, COMPLETIONS, guided_regex="a", min_tokens=2)["param"] == "min_tokens"
 
 
 # Names
