@@ -197,7 +197,7 @@ def _add_gets(app: FastAPI, service: Service, about: Mapping[str, object]) -> No
     @app.get("/server_info")
     async def server_info() -> Response:
         """Model, draft, layout, budgets, and how exact the log-probabilities are."""
-        return Answer(_server_info(service) | about)
+        return Answer(_server_info(service) | dict(about))
 
     @app.get("/version")
     async def package_version() -> Response:

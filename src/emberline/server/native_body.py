@@ -210,11 +210,12 @@ class GenerateBody(Body):
             n: choices of each.
             new_name: used where the body gives none.
         """
+        given: list[str] = [new_name]
+        per_name = count * n
         if isinstance(self.rid, list):
-            given = self._share("rid", self.rid, count)
-            per_name = n
-        else:
-            given, per_name = [self.rid or new_name], count * n
+            given, per_name = self._share("rid", list(self.rid), count), n
+        elif self.rid is not None:
+            given = [self.rid]
         alone = per_name == 1
         names = [
             (one, [one] if alone else [f"{one}_{i}" for i in range(per_name)]) for one in given
