@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from emberline.audit.client import Server
 from emberline.audit.outcome import Malformed, NotSupported
 from emberline.audit.records import Answer, Ask, TokenRecord
 from emberline.audit.reference import Reference
 from emberline.audit.settings import AuditSettings, Noise
+
+_T = TypeVar("_T")
 
 TEXTS = (
     "The capital of France is",
@@ -66,7 +69,9 @@ class Session:
     async def prompts(self, count: int | None = None) -> tuple[Prompt, ...]:
         """The first `count` prompts (--prompts if None), repeated if there are not so many."""
         if not self._prompts:
-            self._prompts = tuple([await self._prompt(text) for text in TEXTS])
+            self._prompts = tuple(
+                await self._gathered([partial(self._prompt, text) for text in TEXTS])
+            )
         wanted = self.settings.num_prompts if count is None else count
         return tuple(self._prompts[i % len(TEXTS)] for i in range(wanted))
 
@@ -94,11 +99,30 @@ class Session:
         }
         return Ask(prompt=sent, **{**usual, **given})
 
-    async def together(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Answers to requests that are under way at the same time."""
+    async def together(self, asks: Sequence[Ask], server: Server | None = None) -> list[Answer]:
+        """Answers to requests that are under way at the same time, --concurrency at most."""
+        asked = server or self.server
+        return await self._gathered([partial(asked.ask, ask) for ask in asks])
+
+    async def _gathered(self, calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
+        gate = asyncio.Semaphore(self.settings.concurrency)
+
+        async def gated(call: Callable[[], Awaitable[_T]]) -> _T:
+            async with gate:
+                return await call()
+
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self.server.ask(ask)) for ask in asks]
+            tasks = [group.create_task(gated(call)) for call in calls]
         return [task.result() for task in tasks]
+
+    async def all_rows(
+        self, prompts: Sequence[Prompt], answers: Sequence[Answer]
+    ) -> list[tuple[TokenRecord, ...]]:
+        """The rows of several answers, one prompt each."""
+        pairs = zip(prompts, answers, strict=True)
+        return await self._gathered(
+            [partial(self.rows, prompt, answer) for prompt, answer in pairs]
+        )
 
     async def rows(self, prompt: Prompt, answer: Answer) -> tuple[TokenRecord, ...]:
         """The server's prefill records of an answer's tokens, one an output token."""

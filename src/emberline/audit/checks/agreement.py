@@ -30,10 +30,11 @@ async def streaming(session: Session) -> Outcome:
     """Entry by entry, alternatives included; chat too where it is spoken."""
     findings: list[Finding] = []
     count = 0
-    for prompt in await session.prompts():
-        ask = session.ask(prompt)
-        whole = await session.server.ask(ask)
-        stream = await session.server.ask(replace(ask, stream=True))
+    prompts = await session.prompts()
+    asks = [session.ask(prompt) for prompt in prompts]
+    wholes = await session.together(asks)
+    streams = await session.together([replace(ask, stream=True) for ask in asks])
+    for prompt, ask, whole, stream in zip(prompts, asks, wholes, streams, strict=True):
         what = f"prompt {prompt}"
         findings += _streamed(session, what, ask, whole, stream)
         if whole.text != stream.text and whole.keys == stream.keys:
@@ -189,10 +190,11 @@ async def _greedy(
     server = session.other if not options and session.other is not None else session.server
     findings: list[Finding] = []
     largest, ties, count = 0.0, 0, 0
-    for prompt in await session.prompts():
-        ask = session.ask(prompt)
-        one = await session.server.ask(ask)
-        two = await server.ask(replace(ask, options=options))
+    prompts = await session.prompts()
+    asks = [session.ask(prompt) for prompt in prompts]
+    ones = await session.together(asks)
+    twos = await session.together([replace(ask, options=options) for ask in asks], server)
+    for prompt, ask, one, two in zip(prompts, asks, ones, twos, strict=True):
         what = f"prompt {prompt}"
         result = compare(what, ask, one, two, session.noise, (one_name, two_name))
         findings += result.findings

@@ -16,9 +16,9 @@ _FIRST_IDS = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 async def top(session: Session) -> Outcome:
     """Greedy: the token's value is the same float as the first alternative's, tokens alike."""
     findings, count = [], 0
-    for prompt in await session.prompts():
-        ask = session.ask(prompt)
-        answer = await session.server.ask(ask)
+    prompts = await session.prompts()
+    asks = [session.ask(prompt) for prompt in prompts]
+    for prompt, ask, answer in zip(prompts, asks, await session.together(asks), strict=True):
         for index, record in enumerate(answer.records):
             count += 1
             first = record.top[0] if record.top else None

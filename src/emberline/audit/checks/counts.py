@@ -26,12 +26,11 @@ async def counts(session: Session) -> Outcome:
         *_stop_ids(long, whole, length),
         *_stop_strings(long, whole, length),
     ]
-    num_ends = 0
-    for what, ask in asks:
-        for stream in (False, True):
-            answer = await session.server.ask(replace(ask, stream=stream))
-            num_ends += 1
-            findings += _judge(f"{what}{', streamed' if stream else ''}", prompt, ask, answer, long)
+    ends = [(what, replace(ask, stream=stream)) for what, ask in asks for stream in (False, True)]
+    num_ends = len(ends)
+    answers = await session.together([ask for _, ask in ends])
+    for (what, ask), answer in zip(ends, answers, strict=True):
+        findings += _judge(what + (", streamed" if ask.stream else ""), prompt, ask, answer, long)
     if session.server.features.api == "openai":
         num_ends += 2
         findings += await _own_end(session)

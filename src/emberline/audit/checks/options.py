@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from emberline.audit.checks.rescoring import Gaps, judge_rows
 from emberline.audit.compare import reproduce
 from emberline.audit.outcome import Finding, Outcome, judged, skipped
+from emberline.audit.records import Answer, Ask, TokenRecord
 from emberline.audit.session import Prompt, Session
 
 _FREQUENCY, _PRESENCE = 1.2, 0.6
@@ -64,16 +66,20 @@ async def penalties(session: Session) -> Outcome:
     Penalties are of the output so far, so inside a block each position has its own.
     """
     findings: list[Finding] = []
-    for prompt in await session.prompts():
-        options = {"frequency_penalty": _FREQUENCY, "presence_penalty": _PRESENCE}
-        findings += await _penalised(session, prompt, options)
-    return judged(findings, f"{len(await session.prompts())} answers")
+    prompts = await session.known_prompts()
+    options = {"frequency_penalty": _FREQUENCY, "presence_penalty": _PRESENCE}
+    asks = [session.ask(prompt, options=options) for prompt in prompts]
+    answers = await session.together(asks)
+    all_rows = await session.all_rows(prompts, answers)
+    for prompt, ask, answer, rows in zip(prompts, asks, answers, all_rows, strict=True):
+        findings += _penalised(session, prompt, ask, answer, rows)
+    return judged(findings, f"{len(prompts)} answers")
 
 
-async def _penalised(session: Session, prompt: Prompt, options: dict[str, float]) -> list[Finding]:
-    ask = session.ask(prompt, options=options)
-    answer = await session.server.ask(ask)
-    rows = await session.rows(prompt, answer)
+def _penalised(
+    session: Session, prompt: Prompt, ask: Ask, answer: Answer, rows: Sequence[TokenRecord]
+) -> list[Finding]:
+    """The tokens that something else would have led."""
     seen: Counter[object] = Counter()
     findings = []
     for index, row in enumerate(rows):
@@ -85,8 +91,8 @@ async def _penalised(session: Session, prompt: Prompt, options: dict[str, float]
         behind = adjusted[best] - adjusted[row.key]
         if behind > 2 * session.noise.most + 1e-5:
             message = (
-                f"prompt {prompt}, {options}, output token {index}: {row.key!r} is {behind:.6g} "
-                f"behind {best!r} once the tokens before it are counted"
+                f"prompt {prompt}, {dict(ask.options)}, output token {index}: {row.key!r} is "
+                f"{behind:.6g} behind {best!r} once the tokens before it are counted"
             )
             findings.append(Finding(message, None, reproduce(ask, answer, index)))
         seen[row.key] += 1

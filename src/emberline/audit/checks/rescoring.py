@@ -56,7 +56,7 @@ async def concurrent(session: Session) -> Outcome:
         for number, prompt in enumerate(prompts)
     ]
     answers = await session.together(asks)
-    rows = [await session.rows(p, a) for p, a in zip(prompts, answers, strict=True)]
+    rows = await session.all_rows(prompts, answers)
     for number, prompt in enumerate(prompts):
         # The same prompt beside itself is no neighbour: its rows are this one's own.
         beside = [rows[i] for i, other in enumerate(prompts) if other != prompt]
@@ -71,33 +71,32 @@ async def reference(session: Session) -> Outcome:
     plain = session.reference
     if plain is None:
         return skipped("no --reference was given")
-    gaps, findings, num_ties = Gaps(), [], 0
+    gaps, num_ties = Gaps(), 0
+    findings: list[Finding] = []
     most = session.noise.reference
-    for number, prompt in enumerate(await session.prompts()):
-        for temperature in (0.0, 1.0):
-            ask = session.ask(prompt, temperature=temperature, seed=session.settings.seed + number)
-            answer = await session.server.ask(ask)
-            ids = prompt.ids + answer.ids
-            rows = await asyncio.to_thread(plain.rows, ids, len(prompt.ids), ask.num_top)
-            for index, (record, row) in enumerate(zip(answer.records, rows, strict=True)):
-                gap = token_difference(record, row)
-                gaps.add(index, gap)
-                where = f"prompt {prompt}, temperature {temperature:g}, output token {index}"
-                again = reproduce(ask, answer, index)
-                if gap > most:
-                    message = (
-                        f"{where} ({record.key!r}): {shown(record)}, {plain.name} {shown(row)}"
-                    )
-                    findings.append(Finding(message, None, again))
-                lead = margin(row, row.top[0].key)
-                if temperature == 0 and lead is not None and lead < 0:
-                    num_ties += -lead <= 2 * most
-                    if -lead > 2 * most:
-                        message = (
-                            f"{where}: {record.key!r} is not the most likely token: "
-                            f"{row.top[0].key!r} leads by {-lead:.6g}"
-                        )
-                        findings.append(Finding(message, None, again))
+    asked = [(prompt, warm) for prompt in await session.known_prompts() for warm in (0.0, 1.0)]
+    asks = [
+        session.ask(prompt, temperature=warm, seed=session.settings.seed + number)
+        for number, (prompt, warm) in enumerate(asked)
+    ]
+    answers = await session.together(asks)
+    for (prompt, _), ask, answer in zip(asked, asks, answers, strict=True):
+        ids = prompt.ids + answer.ids
+        rows = await asyncio.to_thread(plain.rows, ids, len(prompt.ids), ask.num_top)
+        for index, (record, row) in enumerate(zip(answer.records, rows, strict=True)):
+            gap = token_difference(record, row)
+            gaps.add(index, gap)
+            where = f"prompt {prompt}, temperature {ask.temperature:g}, output token {index}"
+            found = []
+            if gap > most:
+                found.append(f"({record.key!r}): {shown(record)}, {plain.name} {shown(row)}")
+            behind = -(margin(row, row.top[0].key) or 0.0) if ask.temperature == 0 else 0.0
+            num_ties += 0 < behind <= 2 * most
+            if behind > 2 * most:
+                best = row.top[0].key
+                found.append(f"{record.key!r} is not the likeliest: {best!r} leads by {behind:.6g}")
+            again = reproduce(ask, answer, index)
+            findings += [Finding(f"{where}: {problem}", None, again) for problem in found]
     note = f"{gaps.note()} from {plain.name}, {num_ties} near ties"
     return judged(findings, note, near_ties=num_ties, **gaps.figures())
 

@@ -20,13 +20,13 @@ async def answers(session: Session) -> Outcome:
     """Completions, or the native route: greedy and drawn."""
     findings: list[Finding] = []
     count = 0
-    for prompt in await session.prompts():
-        for temperature in (0.0, 1.0):
-            ask = session.ask(prompt, temperature=temperature, seed=session.settings.seed)
-            answer = await session.server.ask(ask)
-            what = f"prompt {prompt}, temperature {temperature:g}"
-            count += len(answer.records)
-            findings += records_findings(what, answer.records, session.settings.num_top)
+    asked = [(prompt, warm) for prompt in await session.prompts() for warm in (0.0, 1.0)]
+    seed = session.settings.seed
+    asks = [session.ask(prompt, temperature=warm, seed=seed) for prompt, warm in asked]
+    for (prompt, warm), answer in zip(asked, await session.together(asks), strict=True):
+        what = f"prompt {prompt}, temperature {warm:g}"
+        count += len(answer.records)
+        findings += records_findings(what, answer.records, session.settings.num_top)
     if session.server.features.api == "openai":
         findings += await _raw_completion(session)
     return judged(findings, f"{count} records", records=count)

@@ -60,8 +60,7 @@ async def _drawn(
         for number, (prompt, temperature) in enumerate(zip(prompts, _TEMPERATURES, strict=True))
     ]
     answers = await session.together(asks)
-    rows = [await session.rows(p, a) for p, a in zip(prompts, answers, strict=True)]
-    return prompts, asks, answers, rows
+    return prompts, asks, answers, await session.all_rows(prompts, answers)
 
 
 async def _biased(session: Session) -> list[Finding]:
