@@ -71,7 +71,7 @@ def test_a_wrong_server_fails(fault, check, words):
 
 @pytest.mark.parametrize("lenient", [False, True])
 def test_what_a_server_lacks_is_no_failure(lenient):
-    result = run(ScriptedLM(faults={"no ids"}, lenient=lenient))
+    result = run(ScriptedLM(openai_only=True, faults={"no ids"}, lenient=lenient))
     verdicts = {one.check.name: one.outcome.verdict for one in result.results}
     assert Verdict.FAIL not in verdicts.values()
     for name in ("rescoring", "cached_prefix", "distribution", "logit_bias"):
@@ -86,6 +86,20 @@ def test_a_refused_field_is_not_supported_in_the_servers_words():
     found = outcome(ScriptedLM(refuses={"frequency_penalty"}), "penalties")
     assert found.verdict is Verdict.NOT_SUPPORTED
     assert found.note == "the server said 400: unknown field frequency_penalty"
+
+
+@pytest.mark.parametrize(
+    ("refused", "check", "note"),
+    [
+        ("stop_token_ids", "counts", "; without stop id"),
+        ("messages", "counts", "; without chat: the server said 400"),
+        ("messages", "streaming", "; without chat: the server said 400"),
+    ],
+)
+def test_a_part_that_is_not_supported_leaves_the_rest(refused, check, note):
+    found = outcome(ScriptedLM(refuses={refused}), check)
+    assert found.verdict is Verdict.PASS
+    assert note in found.note
 
 
 def test_two_servers():

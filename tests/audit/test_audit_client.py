@@ -68,6 +68,10 @@ def test_the_dialect_is_found():
     assert talk(ScriptedLM(), features).api == "openai"
     found = talk(ScriptedLM(native_only=True), features)
     assert (found.api, found.ids, found.dtype, found.block) == ("native", True, "float32", 2)
+    assert not found.openai
+    # Ids are worth more than a dialect: one that tells none is left for one that does.
+    found = talk(ScriptedLM(faults={"no ids"}), features)
+    assert (found.api, found.ids, found.openai) == ("native", True, True)
 
 
 def test_what_a_server_lacks_is_found():
@@ -80,18 +84,18 @@ def test_what_a_server_lacks_is_found():
             await server.token_ids("x")
         return server.features, reads
 
-    features, reads = talk(ScriptedLM(faults={"no ids"}), act)
+    features, reads = talk(ScriptedLM(openai_only=True, faults={"no ids"}), act)
     assert (features.ids, features.ignore_eos) == (False, True)
     assert all("unknown field" in why for why in reads)
-    _, reads = talk(ScriptedLM(faults={"no ids"}, lenient=True), act)
+    _, reads = talk(ScriptedLM(openai_only=True, faults={"no ids"}, lenient=True), act)
     assert all("passes over" in why for why in reads)
-    refusing = ScriptedLM(refuses={"ignore_eos", "return_tokens_as_token_ids"})
+    refusing = ScriptedLM(openai_only=True, refuses={"ignore_eos", "return_tokens_as_token_ids"})
     features, _ = talk(refusing, act)
     assert (features.ids, features.ignore_eos) == (False, False)
 
 
 def test_tokens_are_texts_where_ids_are_not_told():
-    answer = talk(ScriptedLM(faults={"no ids"}), ask())
+    answer = talk(ScriptedLM(openai_only=True, faults={"no ids"}), ask())
     assert "".join(map(str, answer.keys)) == answer.text
 
 

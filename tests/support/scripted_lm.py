@@ -19,6 +19,7 @@ from support.fake_server import DONE, Asked, FakeServer, Reply, event, fake_serv
 
 VOCAB = 30
 Json = dict[str, Any]
+OPENAI = ("/v1/completions", "/v1/chat/completions")
 KNOWN = {
     "model", "prompt", "max_tokens", "temperature", "logprobs", "seed", "n", "echo", "stream",
     "stream_options", "stop", "logit_bias", "frequency_penalty", "presence_penalty", "top_p",
@@ -47,6 +48,7 @@ class ScriptedLM:
     refuses: set[str] = field(default_factory=set)
     lenient: bool = False
     native_only: bool = False
+    openai_only: bool = False
     cumulative: bool = True
     seen: Counter[str] = field(default_factory=Counter)
 
@@ -57,9 +59,9 @@ class ScriptedLM:
         prompt = str(body.get("prompt", body.get("text", body.get("input_ids"))))
         self.seen[prompt] += 1
         body["_again"] = self.seen[prompt] > 1
-        if asked.path == "/generate":
+        if asked.path == "/generate" and not self.openai_only:
             return self._native(body)
-        if self.native_only or asked.path not in ("/v1/completions", "/v1/chat/completions"):
+        if self.native_only or asked.path not in OPENAI:
             return json_reply({"error": {"message": "no such route"}}, 404)
         unknown = sorted((body.keys() - KNOWN - {"_again"}) | (body.keys() & self.refuses))
         if unknown and not self.lenient:

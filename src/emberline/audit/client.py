@@ -41,6 +41,7 @@ class Features:
     """What a server turned out to have."""
 
     api: Literal["openai", "native"]
+    openai: bool  # OpenAI's routes are there as well
     model: str
     ids: bool  # tokens are known by id, prompts may be given as ids
     ignore_eos: bool
@@ -98,16 +99,24 @@ class Server:
         try:
             model = await self._model()
             api = await self._dialect(model)
-            info = await self._info()
+            await self._probe(api, model, await self._info())
         except httpx.TransportError as problem:
             raise AuditError(
                 f"{self.url} does not answer: {problem or type(problem).__name__}"
             ) from None
-        self.features = Features(
-            api=api, model=model, ids=api == "native", ignore_eos=False, info=info
+
+    async def _probe(self, api: Literal["openai", "native"], model: str, info: Any) -> None:
+        """Try what makes tokens known by id, and answers endless."""
+        openai = api == "openai"
+        plain = Features(
+            api=api, openai=openai, model=model, ids=not openai, ignore_eos=False, info=info
         )
-        for change in ({"ids": True}, {"ignore_eos": True}):
-            await self._try(replace(self.features, **change))  # type: ignore[arg-type]
+        self.features = plain
+        if openai:
+            await self._try(replace(plain, ids=True))
+            if not self.features.ids and self._settings.api == "auto" and await self._is_native():
+                self.features = replace(plain, api="native", ids=True)
+        await self._try(replace(self.features, ignore_eos=True))
 
     async def _try(self, features: Features) -> None:
         """Keep `features` if a request that uses them is answered as it should be."""
@@ -237,8 +246,7 @@ class Server:
         if self._settings.model is not None:
             return self._settings.model
         reply = await self._http.get("/v1/models")
-        if reply.status_code in (401, 403):
-            raise AuditError(f"{self.url} wants a key: give --api-key ({_said(reply.text)})")
+        self._check_key(reply)
         try:
             return str(reply.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
@@ -251,16 +259,23 @@ class Server:
         reply = await self._http.post(openai_api.COMPLETIONS, json=body)
         if reply.status_code == 200:
             return "openai"
-        params = {"max_new_tokens": 1}
-        native = await self._http.post(
-            native_api.GENERATE, json={"text": "One, two,", "sampling_params": params}
-        )
-        if native.status_code == 200:
+        self._check_key(reply)
+        if await self._is_native():
             return "native"
         raise AuditError(
             f"{self.url} speaks neither dialect: {openai_api.COMPLETIONS} answered "
-            f"{reply.status_code} ({_said(reply.text)}), {native_api.GENERATE} {native.status_code}"
+            f"{reply.status_code} ({_said(reply.text)}), nor does {native_api.GENERATE}"
         )
+
+    async def _is_native(self) -> bool:
+        """Whether `/generate` is answered."""
+        body = {"text": "One, two,", "sampling_params": {"max_new_tokens": 1}}
+        reply = await self._http.post(native_api.GENERATE, json=body)
+        return reply.status_code == 200
+
+    def _check_key(self, reply: httpx.Response) -> None:
+        if reply.status_code in (401, 403):
+            raise AuditError(f"{self.url} wants a key: give --api-key ({_said(reply.text)})")
 
     async def _info(self) -> dict[str, Any]:
         """What the server says of itself; nothing is required."""

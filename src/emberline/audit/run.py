@@ -100,26 +100,10 @@ async def run_check(check: Check, session: Session) -> Outcome:
     """One check; what stops it is a verdict too."""
     try:
         return await check.run(session)
-    except (NotSupported, Malformed, Broken) as problem:
-        return _stopped(problem)
-    except ExceptionGroup as group:  # of requests that were under way together
-        if group.split((NotSupported, Malformed, Broken))[1] is not None:
-            raise
-        return _stopped(_first(group))
-
-
-def _stopped(problem: Exception) -> Outcome:
-    if isinstance(problem, NotSupported):
+    except NotSupported as problem:
         return Outcome(Verdict.NOT_SUPPORTED, str(problem))
-    return Outcome(Verdict.FAIL, "", (Finding(str(problem)),))
-
-
-def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """The first error of a group, whatever it is nested in."""
-    problem: Exception = group
-    while isinstance(problem, ExceptionGroup):
-        problem = problem.exceptions[0]
-    return problem
+    except (Malformed, Broken) as problem:
+        return Outcome(Verdict.FAIL, "", (Finding(str(problem)),))
 
 
 async def _open(stack: AsyncExitStack, url: str, settings: AuditSettings) -> Server:

@@ -70,7 +70,7 @@ class Session:
         """The first `count` prompts (--prompts if None), repeated if there are not so many."""
         if not self._prompts:
             self._prompts = tuple(
-                await self._gathered([partial(self._prompt, text) for text in TEXTS])
+                await self.gathered([partial(self._prompt, text) for text in TEXTS])
             )
         wanted = self.settings.num_prompts if count is None else count
         return tuple(self._prompts[i % len(TEXTS)] for i in range(wanted))
@@ -102,17 +102,21 @@ class Session:
     async def together(self, asks: Sequence[Ask], server: Server | None = None) -> list[Answer]:
         """Answers to requests that are under way at the same time, --concurrency at most."""
         asked = server or self.server
-        return await self._gathered([partial(asked.ask, ask) for ask in asks])
+        return await self.gathered([partial(asked.ask, ask) for ask in asks])
 
-    async def _gathered(self, calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
+    async def gathered(self, calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
+        """The results of calls, --concurrency of them at a time. The first error ends all."""
         gate = asyncio.Semaphore(self.settings.concurrency)
 
         async def gated(call: Callable[[], Awaitable[_T]]) -> _T:
             async with gate:
                 return await call()
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(gated(call)) for call in calls]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(gated(call)) for call in calls]
+        except ExceptionGroup as problems:
+            raise problems.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def all_rows(
@@ -120,9 +124,7 @@ class Session:
     ) -> list[tuple[TokenRecord, ...]]:
         """The rows of several answers, one prompt each."""
         pairs = zip(prompts, answers, strict=True)
-        return await self._gathered(
-            [partial(self.rows, prompt, answer) for prompt, answer in pairs]
-        )
+        return await self.gathered([partial(self.rows, prompt, answer) for prompt, answer in pairs])
 
     async def rows(self, prompt: Prompt, answer: Answer) -> tuple[TokenRecord, ...]:
         """The server's prefill records of an answer's tokens, one an output token."""

@@ -10,7 +10,7 @@ from emberline.audit import openai_api
 from emberline.audit.checks.shapes import chat_body, stream_entries
 from emberline.audit.compare import compare, reproduce
 from emberline.audit.openai_api import of
-from emberline.audit.outcome import Fault, Finding, Outcome, judged, skipped
+from emberline.audit.outcome import Fault, Finding, NotSupported, Outcome, judged, skipped
 from emberline.audit.records import Answer, Ask
 from emberline.audit.session import Session
 
@@ -41,9 +41,13 @@ async def streaming(session: Session) -> Outcome:
             texts = f"{whole.text!r}, streamed {stream.text!r}"
             findings.append(Finding(f"{what}: the text is {texts}"))
         count += len(stream.records)
-    if session.server.features.api == "openai":
-        findings += await _chat(session)
-    return judged(findings, f"{count} tokens", tokens=count)
+    note = f"{count} tokens"
+    if session.server.features.openai:
+        try:
+            findings += await _chat(session)
+        except NotSupported as problem:
+            note += f"; without chat: {problem}"
+    return judged(findings, note, tokens=count)
 
 
 async def _chat(session: Session) -> list[Finding]:

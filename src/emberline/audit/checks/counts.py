@@ -8,7 +8,7 @@ from emberline.audit import openai_api
 from emberline.audit.checks.shapes import chat_body, stream_entries
 from emberline.audit.compare import reproduce
 from emberline.audit.openai_api import of
-from emberline.audit.outcome import Fault, Finding, Outcome, judged
+from emberline.audit.outcome import Fault, Finding, NotSupported, Outcome, judged
 from emberline.audit.records import Answer, Ask
 from emberline.audit.session import Prompt, Session
 
@@ -21,20 +21,29 @@ async def counts(session: Session) -> Outcome:
     endless = session.server.features.ignore_eos
     whole = session.ask(prompt, max_tokens=length + 4, ignore_eos=endless)
     long = await session.server.ask(whole)
-    asks = [
-        *((f"max_tokens {n}", replace(whole, max_tokens=n)) for n in range(1, length + 1)),
-        *_stop_ids(long, whole, length),
-        *_stop_strings(long, whole, length),
-    ]
-    ends = [(what, replace(ask, stream=stream)) for what, ask in asks for stream in (False, True)]
-    num_ends = len(ends)
-    answers = await session.together([ask for _, ask in ends])
-    for (what, ask), answer in zip(ends, answers, strict=True):
-        findings += _judge(what + (", streamed" if ask.stream else ""), prompt, ask, answer, long)
-    if session.server.features.api == "openai":
-        num_ends += 2
-        findings += await _own_end(session)
-    return judged(findings, f"{num_ends} ends", ends=num_ends)
+    limits = [(f"max_tokens {n}", replace(whole, max_tokens=n)) for n in range(1, length + 1)]
+    groups = [limits, _stop_strings(long, whole, length), _stop_ids(long, whole, length)]
+    num_ends, lacks = 0, ""
+    for group in groups:
+        ends = [(what, replace(a, stream=stream)) for what, a in group for stream in (False, True)]
+        try:
+            answers = await session.together([ask for _, ask in ends])
+        except NotSupported as problem:
+            if group is limits:
+                raise
+            lacks += f"; without {ends[0][0]}: {problem}"
+            continue
+        num_ends += len(ends)
+        for (what, ask), answer in zip(ends, answers, strict=True):
+            named = what + (", streamed" if ask.stream else "")
+            findings += _judge(named, prompt, ask, answer, long)
+    if session.server.features.openai:
+        try:
+            findings += await _own_end(session)
+            num_ends += 2
+        except NotSupported as problem:
+            lacks += f"; without chat: {problem}"
+    return judged(findings, f"{num_ends} ends{lacks}", ends=num_ends)
 
 
 def _stop_ids(long: Answer, whole: Ask, length: int) -> list[tuple[str, Ask]]:

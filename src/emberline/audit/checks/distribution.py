@@ -6,10 +6,10 @@ first token. A draft decides how fast the tokens come and must not decide which.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from emberline.audit.outcome import Finding, Outcome, judged
@@ -21,7 +21,7 @@ LEAST_P = 1e-4
 _LENGTH = 3  # tokens drawn: the first comes from the prefill, the others from a verify step
 _LEAST_EXPECTED = 5.0
 _NUM_TOP = 20
-_CHOICES = 16  # a call
+_CHOICES = 8  # a call
 
 Tokens = tuple[Key, ...]
 
@@ -87,7 +87,6 @@ async def _next(session: Session, ids: tuple[int, ...]) -> dict[Key, float]:
 
 async def _draw(session: Session, prompt: Prompt, options: Mapping[str, Any]) -> Counter[Tokens]:
     """Continuations by how often they came, of calls with seeds of their own."""
-    gate = asyncio.Semaphore(max(1, session.settings.concurrency // 4))
 
     async def call(number: int, choices: int) -> list[Tokens]:
         ask = session.ask(
@@ -99,14 +98,12 @@ async def _draw(session: Session, prompt: Prompt, options: Mapping[str, Any]) ->
             n=choices,
             options=options,
         )
-        async with gate:
-            return [answer.keys for answer in await session.server.choices(ask)]
+        return [answer.keys for answer in await session.server.choices(ask)]
 
     total = session.settings.num_samples
     sizes = [min(_CHOICES, total - start) for start in range(0, total, _CHOICES)]
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(call(i, size)) for i, size in enumerate(sizes)]
-    return Counter(keys for task in tasks for keys in task.result())
+    calls = [partial(call, number, size) for number, size in enumerate(sizes)]
+    return Counter(keys for some in await session.gathered(calls) for keys in some)
 
 
 def cell_of(keys: Tokens, law: Mapping[Tokens, float]) -> Tokens:

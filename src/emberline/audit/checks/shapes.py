@@ -34,8 +34,8 @@ async def answers(session: Session) -> Outcome:
 
 async def chat(session: Session) -> Outcome:
     """Chat's entries, streamed and not."""
-    if session.server.features.api != "openai":
-        raise NotSupported("chat is no part of the native dialect")
+    if not session.server.features.openai:
+        raise NotSupported("the server is asked in the native dialect, which has no chat")
     body = chat_body(session)
     reply = await session.server.post(openai_api.CHAT, body)
     choice = of(reply, "choices", list)[0]
