@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emberline.server import stream
 from emberline.server.stream import dump_json, dump_long_json
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -32,3 +33,19 @@ def test_what_is_no_json_number_is_not_written(dump: object, number: float) -> N
     for data in (number, [0.0] * 100 + [number], {"choices": [{"logprobs": [number]}]}):
         with pytest.raises(ValueError, match="not JSON compliant"):
             dump(data)  # type: ignore[operator]
+
+
+def test_no_piece_holds_more_than_one_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    encode = stream._encode
+
+    def measured(data: object) -> str:
+        text = encode(data)
+        lengths.append(len(text))
+        return text
+
+    monkeypatch.setattr(stream, "_encode", measured)
+    whole = {str(i): -1.0 for i in range(5000)}
+    data = {"choices": [{"logprobs": {"top_logprobs": [None] + [whole] * 20}}]}
+    assert json.loads(dump_long_json(data)) == data
+    assert max(lengths) < 1.1 * len(encode(whole))
