@@ -1,6 +1,6 @@
 """`emberline audit` on our own server in every combination of draft, layout, planner and dtype.
 
-python benchmarks/audit_matrix.py [--quick] [--threads N] [--only WORD ...]
+python benchmarks/audit_matrix.py [--quick] [--threads N] [--only WORD ...] [--resume]
 
 One server a combination, audited twice: with raw and with processed log-probabilities. What does
 not depend on the mode (counts, options, the law of what is drawn) is checked with raw ones alone.
@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,18 @@ def combinations() -> list[Combination]:
     drafting = itertools.product(["on"], LAYOUTS, PLANNERS, DTYPES)
     plain = itertools.product(["off"], LAYOUTS, ["-"], DTYPES)
     return [Combination(*parts) for parts in (*drafting, *plain)]
+
+
+PARTS = ("draft", "layout", "planner", "dtype")
+ORDER = [astuple(one) for one in combinations()]
+
+
+def kept_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What an earlier run of the same size has written."""
+    path = record.RESULTS / f"{args.out}.json"
+    figures = json.loads(path.read_text()) if path.exists() else {}
+    same = figures.get("size") == (QUICK if args.quick else FULL)
+    return list(figures["combinations"]) if same else []
 
 
 class Told:
@@ -167,14 +179,16 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="shorter answers, fewer of them")
     parser.add_argument("--threads", type=int, help="of each server; default: all cores but one")
     parser.add_argument("--only", nargs="+", default=[], help="words of the combinations to run")
+    parser.add_argument("--resume", action="store_true", help="keep what the results file has")
     parser.add_argument("--port", type=int, default=8180)
     parser.add_argument("--out", default="audit-matrix", help="name of the results file")
     args = parser.parse_args(words)
     folder = resolve_model(None)
     reference = Reference.load(folder.name, folder.path)
     wanted = [one for one in combinations() if all(word in one.name for word in args.only)]
-    rows: list[dict[str, Any]] = []
-    began = time.monotonic()
+    rows = kept_rows(args) if args.resume else []
+    done = {tuple(row[name] for name in PARTS) for row in rows}
+    wanted = [one for one in wanted if astuple(one) not in done]
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
@@ -185,22 +199,21 @@ def main(words: Sequence[str] | None = None) -> None:
         task = bar.add_task("servers", total=len(wanted))
         for one in wanted:
             row = audit_one(one, args, reference, bar, task)
-            named = {"draft": one.draft, "layout": one.layout, "planner": one.planner}
-            rows.append({**named, "dtype": one.dtype, **row})
+            rows.append({**dict(zip(PARTS, astuple(one), strict=True)), **row})
+            rows.sort(key=lambda row: ORDER.index(tuple(row[name] for name in PARTS)))
             said = {mode: figures["checks"] for mode, figures in row["modes"].items()}
             bar.console.print(f"{one.name}: {said}")
             bar.advance(task)
-            path = record.write(
+            record.write(
                 args.out,
                 {
                     "model": folder.name,
                     "size": QUICK if args.quick else FULL,
-                    "minutes": round((time.monotonic() - began) / 60, 1),
                     "passed": all(m["passed"] for r in rows for m in r["modes"].values()),
                     "combinations": rows,
                 },
             )
-    print("written:", path)
+    print("written:", record.RESULTS / f"{args.out}.json")
     if not all(m["passed"] for r in rows for m in r["modes"].values()):
         raise SystemExit("not every combination passed")
 
