@@ -5,8 +5,8 @@ not know how drafts are made or judged, nor where a grammar came from.
 
 A window's entry i is masked as if the drafts 1 .. i before it had been emitted. Drafts are drawn
 under the same masks, so that they are ones the target may take; those of a drafter that knows no
-masks (a lookup) go up to the first that may not come, which is rejected. What ends the answer is the model's own
-EOS, allowed by the grammar where it is satisfied: stops need no rule of their own.
+masks (a lookup) go up to the first that may not come, which is rejected. What ends the answer is
+the model's own EOS, allowed by the grammar where it is satisfied: stops need no rule of their own.
 """
 
 from __future__ import annotations
@@ -131,10 +131,12 @@ def _rules(grammar: Grammar, vocabulary: object) -> list[dict[str, object]]:
         rules = f"free: FREE {close}\nFREE: /(.|\\n)*/"
     else:
         rules = f"free[suffix={close}]: /(.|\\n)*/"
-    start = "start: free @body"
+    # Line breaks beside a marker belong to it: models write some that are no part of the answer.
+    start = "start: free BREAKS @body"
     if grammar.opened_by is not None:
-        # Line breaks before the marker are free too, as they are where its text is read.
-        start = f"start: @body | /\\n*/ {_marker(grammar.opened_by, vocabulary)} free @body"
+        opening = _marker(grammar.opened_by, vocabulary)
+        start = f"start: @body | BREAKS {opening} free BREAKS @body"
+    rules += "\nBREAKS: /\\n{0,2}/"
     return [{"name": "whole", "lark_grammar": f"{start}\n{rules}"}, body]
 
 

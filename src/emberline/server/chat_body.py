@@ -70,7 +70,8 @@ class Message(Body):
     @classmethod
     def _is_there(cls, value: object, info: ValidationInfo) -> object:
         """Only a message that calls tools needs to say nothing."""
-        if value is None and not info.data.get("tool_calls"):
+        calls = info.data.get("tool_calls", ())
+        if value is None and calls == []:  # calls that are wrong are not there at all
             raise PydanticCustomError("missing", "Field required")
         return value
 
