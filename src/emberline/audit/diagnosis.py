@@ -1,9 +1,9 @@
 """Probable causes of a wrong record, told from what it equals instead.
 
 A record is compared with the server's own prefill rows: of the same answer one entry away, of the
-answers beside it, and with what no model says (a uniform row). What equals none of them and belongs
-to no temperature is another distribution: after a rejection a token comes from the residual, before
-it from the draft, and the place in a stream's event tells which.
+answers beside it, and with what no model says (a uniform row). What equals none of them is another
+distribution: after a rejection a token comes from the residual, before it from the draft, and the
+place in a stream's event tells which.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from emberline.audit.outcome import Fault
-from emberline.audit.records import Answer, TokenRecord, difference, spread, temperature_of
+from emberline.audit.records import Answer, TokenRecord, difference, spread
 
 _UNIFORM = 1e-6
-_CLOSE = 0.02  # relative, between two temperatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,8 @@ def diagnose(
     answer: Answer,
     rows: Sequence[TokenRecord],
     *,
-    most: float,
+    noise: float,
     beside: Sequence[Sequence[TokenRecord]] = (),
-    temperature: float = 0.0,
-    others: Sequence[float] = (),
 ) -> Mapping[int, Fault | None]:
     """The probable cause of each wrong record, by output token.
 
@@ -52,18 +49,17 @@ def diagnose(
         wrong: from `wrong_records`.
         answer: the answer that they are of.
         rows: its prefill rows.
-        most: what is forgiven.
+        noise: of the dtype. What differs by no more, where --exact forgives nothing, has no cause.
         beside: prefill rows of answers that were under way at the same time.
-        temperature: the request's own.
-        others: the temperatures beside it.
     """
     causes: dict[int, Fault | None] = {}
     unknown = []
     for one in wrong:
-        cause = _known(one, rows, most, beside) or _by_temperature(one, temperature, others)
+        cause = _known(one, rows, noise, beside)
         if cause is None:
             unknown.append(one)
         causes[one.index] = cause
+    unknown = [one for one in unknown if one.gap > noise]
     known = [cause for cause in causes.values() if cause is not None]
     # Rows of drafts that were not emitted are nobody's: what explains the others explains them.
     cause = max(known, key=known.count) if known else _distribution(unknown, answer)
@@ -71,13 +67,13 @@ def diagnose(
 
 
 def _known(
-    one: Wrong, rows: Sequence[TokenRecord], most: float, beside: Sequence[Sequence[TokenRecord]]
+    one: Wrong, rows: Sequence[TokenRecord], noise: float, beside: Sequence[Sequence[TokenRecord]]
 ) -> Fault | None:
     """The row that the record equals, if it is one of the model's at another place."""
     record = one.record
     if len(record.values) > 1 and spread(record) <= _UNIFORM:
         return Fault.ZERO_ROW
-    best, cause = min(most, one.gap / 2), None
+    best, cause = min(noise, one.gap / 2), None
     near = [rows[i] for i in (one.index - 1, one.index + 1) if 0 <= i < len(rows)]
     candidates = [(Fault.ROW_SHIFTED, near), *((Fault.NEIGHBOUR, other) for other in beside)]
     for fault, places in candidates:
@@ -92,15 +88,6 @@ def _overlap(record: TokenRecord, row: TokenRecord) -> bool:
     """Whether two records list enough of the same tokens to be called equal."""
     common = len(record.values.keys() & {alternative.key for alternative in row.top})
     return common >= min(2, len(row.top))
-
-
-def _by_temperature(one: Wrong, own: float, others: Sequence[float]) -> Fault | None:
-    found = temperature_of(one.record, one.row)
-    if found is None or abs(found - 1) < _CLOSE or (own > 0 and abs(found - own) < _CLOSE * own):
-        return None
-    if any(abs(found - other) < _CLOSE * other for other in others if other > 0):
-        return Fault.TEMPERATURE
-    return None
 
 
 def _distribution(unknown: Sequence[Wrong], answer: Answer) -> Fault | None:

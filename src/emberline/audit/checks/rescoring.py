@@ -151,7 +151,7 @@ def judge_rows(
         gaps.add(index, token_difference(record, row))
     most = session.noise.most
     wrong = wrong_records(answer, rows, most)
-    causes = diagnose(wrong, answer, rows, most=most, beside=beside, temperature=ask.temperature)
+    causes = diagnose(wrong, answer, rows, noise=session.noise.reference, beside=beside)
     return [
         Finding(
             f"prompt {prompt}, temperature {ask.temperature:g}, output token {one.index} "
