@@ -273,6 +273,13 @@ def test_spec_fields_add_up(server: Server) -> None:
     )
 
 
+def test_speculation_can_be_switched_off(server: Server) -> None:
+    for where in ({"speculate": False}, {"sampling_params": {"speculate": False}}):
+        meta = generate(server, text=say("not drafted"), **where)["meta_info"]
+        assert meta["spec_num_proposed_drafts"] == 0
+        assert meta["spec_verify_ct"] == meta["completion_tokens"] - 1
+
+
 def test_both_distributions_and_annotations(server: Server) -> None:
     options = {"max_new_tokens": 6, "logit_bias": {"9": 3.0}, "temperature": 0.7, "seed": 2}
     meta = generate(

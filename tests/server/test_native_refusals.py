@@ -72,6 +72,8 @@ BODIES: list[tuple[dict[str, Any], str]] = [
     ({"text": ["x", "y"], "token_ids_logprob": [[1], 2]}, "token_ids_logprob"),
     ({"text": "x", "annotations": True}, "annotations"),
     ({"text": "x", "logprobs_mode": "cooked"}, "logprobs_mode"),
+    ({"text": "x", "accept": "maybe"}, "accept"),
+    ({"text": "x", "sampling_params": {"accept": "maybe"}}, "sampling_params.accept"),
     ({"text": "x", "priority": 2**31}, "priority"),
     ({"text": "x", "timeout": 0}, "timeout"),
     ({"text": "x", "unheard_of": 1}, "unheard_of"),
@@ -127,7 +129,6 @@ OPTIONS: list[tuple[str, Any]] = [
     ("ebnf", "root ::= " + "(" * 4000),
     ("structural_tag", "{}"),
     ("structural_tag", '{"structures": [{"begin": "<a>", "schema": {}}], "triggers": ["<b>"]}'),
-    ("accept", "maybe"),
     ("unheard_of", 1),
     ("spaces_between_special_tokens", False),
     ("stop_regex", "a+"),
@@ -158,6 +159,7 @@ def test_contradictions(server: Server) -> None:
     differs({"regex": "a", "ebnf": 'root ::= "a"'}, "sampling_params.ebnf")
     differs({"min_new_tokens": 5, "max_new_tokens": 2}, "sampling_params.min_new_tokens")
     differs({"logprobs_mode": "raw"}, "logprobs_mode", logprobs_mode="both")
+    differs({"speculate": True}, "speculate", speculate=False)
 
 
 def test_errors_speak_of_the_fields_of_this_route(server: Server) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Discriminator, Field, PlainValidator, Tag
 
 from emberline.server.bodies import asked_for
-from emberline.server.native_params import NativeSampling, in_native_words
+from emberline.server.native_params import EXTENSIONS, NativeSampling, in_native_words
 from emberline.server.protocol import Body, Finite
 from emberline.types import Grammar, InvalidRequest, SamplingParams
 
@@ -147,6 +147,8 @@ class GenerateBody(Body):
     return_text_in_logprobs: bool = False
     logprobs_mode: Literal["raw", "processed", "both"] | None = None
     annotations: bool | None = None
+    accept: Literal["auto", "rejection", "coupled"] | None = None
+    speculate: bool | None = None
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     timeout: Finite | None = None
 
@@ -239,8 +241,8 @@ class GenerateBody(Body):
 
     def _options(self) -> NativeSampling | list[NativeSampling]:
         """The sampling options, with those that the body gives for all of them."""
-        extras = {"logprobs_mode": self.logprobs_mode, "annotations": self.annotations}
-        given = {name: value for name, value in extras.items() if value is not None}
+        values = {name: getattr(self, name) for name in EXTENSIONS}
+        given = {name: value for name, value in values.items() if value is not None}
         options = self.sampling_params
         if isinstance(options, list):
             return [one.with_extras(given) for one in options]

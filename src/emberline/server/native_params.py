@@ -28,6 +28,9 @@ DEFAULT_NEW_TOKENS = 128
 MAX_EBNF = 2**14
 """Characters of an EBNF grammar: its translation runs on the event loop."""
 
+EXTENSIONS = ("logprobs_mode", "annotations", "accept", "speculate")
+"""Options that the API does not have: the body takes them, too, for all prompts of a call."""
+
 # The engine's options that have another name here.
 _NAMES = {
     "max_tokens": "max_new_tokens",
@@ -163,6 +166,6 @@ def in_native_words(problem: InvalidRequest) -> InvalidRequest:
     """A refusal by the engine's names as one by this route's."""
     message = _WORD.sub(lambda word: _NAMES[word[0]], str(problem))
     name = problem.param and _NAMES.get(problem.param, problem.param)
-    if name in NativeSampling.model_fields and name not in ("logprobs_mode", "annotations"):
+    if name in NativeSampling.model_fields and name not in EXTENSIONS:
         name = f"sampling_params.{name}"
     return InvalidRequest(message, name)
