@@ -133,44 +133,48 @@ class PrefixDrafter:
 
     def propose(self, context: DraftContext) -> DraftProposal:
         self.num_proposals += len(context.anchors)
-        ids, logits, confidence = [], [], []
-        for b in range(len(context.anchors)):
-            position = int(context.positions[b])
-            prefix = context.history[int(context.req_index[b]), : position + 1].tolist()
-            assert prefix[-1] == int(context.anchors[b])
-            first, size = self.target.first_seen(position), self.target.page_size
-            at = torch.arange(first, position)
-            page = context.page_table[b, at // size]
-            expected = self._kv(torch.tensor(prefix[first:-1]), torch.tensor(prefix[first + 1 :]))
-            assert torch.equal(self.slots[page * size + at % size], expected), "stale draft KV"
-            row_ids, row_logits, row_confidence = [], [], []
-            for k in range(context.num_drafts):
-                where = position + k + 1
-                base = self.target.logits_after(prefix)
-                if self.wrong_every and where % self.wrong_every == 0:
-                    base = -base
-                if self.noise:
-                    generator = torch.Generator().manual_seed(where)
-                    base = base + self.noise * torch.randn(base.shape, generator=generator)
-                keys = DrawKeys(
-                    context.seeds[b : b + 1], torch.tensor([where]), context.purposes[b : b + 1]
-                )
-                temperature = context.temperatures[b : b + 1]
-                drawn, used = draw(base[None], temperature, keys, context.draws)
-                row_ids.append(int(drawn))
-                row_logits.append(used[0])
-                doubt = self.doubt_every and where % self.doubt_every == 0
-                row_confidence.append(0.1 if doubt else 0.9)
-                prefix = [*prefix, int(drawn)]
-            ids.append(row_ids)
-            logits.append(torch.stack(row_logits))
-            confidence.append(row_confidence)
+        prefixes = [self._known(context, b) for b in range(len(context.anchors))]
+        ids: list[Tensor] = []
+        logits, confidence = [], []
+        for k in range(context.num_drafts):
+            places = (context.positions + k + 1).tolist()
+            rows = [self._row(prefix, at) for prefix, at in zip(prefixes, places, strict=True)]
+            keys = DrawKeys(context.seeds, context.positions + k + 1, context.purposes)
+            allowed = context.allowed(torch.stack(rows), ids)
+            drawn, used = draw(allowed, context.temperatures, keys, context.draws)
+            ids.append(drawn)
+            logits.append(used)
+            doubts = [bool(self.doubt_every) and at % self.doubt_every == 0 for at in places]
+            confidence.append([0.1 if doubt else 0.9 for doubt in doubts])
+            prefixes = [[*prefix, i] for prefix, i in zip(prefixes, drawn.tolist(), strict=True)]
         return DraftProposal(
-            token_ids=torch.tensor(ids),
-            num_drafted=torch.full((len(ids),), context.num_drafts),
-            logits=torch.stack(logits) if context.need_logits else None,
-            confidence=torch.tensor(confidence),
+            token_ids=torch.stack(ids, dim=1),
+            num_drafted=torch.full((len(prefixes),), context.num_drafts),
+            logits=torch.stack(logits, dim=1) if context.need_logits else None,
+            confidence=torch.tensor(confidence).T,
         )
+
+    def _known(self, context: DraftContext, b: int) -> list[int]:
+        """The tokens of a request, its anchor included; its draft KV must say the same."""
+        position = int(context.positions[b])
+        prefix: list[int] = context.history[int(context.req_index[b]), : position + 1].tolist()
+        assert prefix[-1] == int(context.anchors[b])
+        first, size = self.target.first_seen(position), self.target.page_size
+        at = torch.arange(first, position)
+        page = context.page_table[b, at // size]
+        expected = self._kv(torch.tensor(prefix[first:-1]), torch.tensor(prefix[first + 1 :]))
+        assert torch.equal(self.slots[page * size + at % size], expected), "stale draft KV"
+        return prefix
+
+    def _row(self, prefix: list[int], where: int) -> Tensor:
+        """[V] logits of the draft at a position."""
+        row = self.target.logits_after(prefix)
+        if self.wrong_every and where % self.wrong_every == 0:
+            row = -row
+        if self.noise:
+            generator = torch.Generator().manual_seed(where)
+            row = row + self.noise * torch.randn(row.shape, generator=generator)
+        return row
 
     def _kv(self, token_ids: Tensor, following_ids: Tensor) -> Tensor:
         return token_ids + following_ids * (1000 if self.kv_spec.lookahead else 0)
