@@ -201,6 +201,20 @@ def test_an_effort_that_the_template_does_not_take(maybe: Server, thinks: Server
     assert "off" in refused(thinks, "reasoning_effort", reasoning_effort="none")
 
 
+def test_reasoning_of_earlier_messages(maybe: Server) -> None:
+    def asked(**said: object) -> list[dict[str, object]]:
+        return [{"role": "assistant", "content": "a", **said}, {"role": "user", "content": "x"}]
+
+    for said in ({"reasoning": "R"}, {"reasoning_content": "R", "reasoning": "R"}):
+        body = {"messages": asked(**said), "max_tokens": 1, "return_token_ids": True}
+        prompt = maybe.post(CHAT, body).json()["prompt_token_ids"]
+        assert "a[R]" in maybe.text.text_of(prompt)
+    wrong = "messages[0].reasoning_content"
+    refused(maybe, wrong, messages=asked(reasoning="R", reasoning_content="S"))
+    refused(maybe, "messages[0].reasoning", messages=asked(reasoning="R", role="user"))
+    refused(maybe, "messages[0].reasoning", messages=asked(reasoning=7, reasoning_content="S"))
+
+
 def test_an_effort_that_the_template_takes() -> None:
     template = HERMES.replace("<assistant>{%", "<assistant>{{ reasoning_effort or '' }}{%")
     with talking_server(template) as server:

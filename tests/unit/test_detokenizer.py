@@ -175,6 +175,15 @@ def test_special_tokens_are_named_and_hidden_by_option() -> None:
     assert TEXT.visible_bytes(tool, SamplingParams()) == b"<tool call>"
 
 
+def test_tokens_that_mark_reasoning_and_calls_are_text() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "<tool_call>", "<x>"]})
+    text = TokenText(tokenizer)
+    ids = tokenizer.convert_tokens_to_ids(["<think>", "<tool_call>", "<x>"])
+    shown = [text.visible_bytes(i, SamplingParams()) for i in ids]
+    assert shown == [b"<think>", b"<tool_call>", b""]
+
+
 def test_a_stop_token_adds_no_text_unless_included() -> None:
     a = ids_of("a")[0]
     hidden = SamplingParams(stop_token_ids=[a])

@@ -64,6 +64,9 @@ class Message(Body):
     def _is_assistants(cls, value: Any, info: ValidationInfo) -> Any:
         if value and info.data.get("role") != "assistant":
             raise ValueError("only assistant messages have it")
+        other = info.data.get("reasoning")
+        if info.field_name == "reasoning_content" and None not in (value, other) and value != other:
+            raise ValueError("differs from reasoning: give one")
         return value
 
     @field_validator("content", mode="before")

@@ -20,8 +20,8 @@ ToolStyle = Literal["hermes", "llama_json", "none"]
 ToolParser = Literal["auto", "hermes", "llama_json", "none"]
 ReasoningParser = Literal["auto", "think", "none"]
 
-# Other ways to write a call that use the same marker.
-_FOREIGN = ("<function=", "<arg_key>")
+# Other ways to write a call, which look alike.
+_FOREIGN = ("<function=", "<arg_key>", "[TOOL_CALLS]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,9 @@ def dialect_of(
 
 
 def _style(template: str) -> ToolStyle:
+    if any(other in template for other in _FOREIGN):
+        return "none"
     if tool_parsing.OPEN in template:
-        known = "arguments" in template and not any(other in template for other in _FOREIGN)
-        return "hermes" if known else "none"
+        return "hermes" if "arguments" in template else "none"
     shown = '"name":' in template and '"parameters":' in template and "tools" in template
     return "llama_json" if shown else "none"

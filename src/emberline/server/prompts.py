@@ -127,7 +127,8 @@ class PromptEncoder:
             ids = self._checked(self.encode(text, False), param)
             return EncodedPrompt(ids, ending=text[-ENDING:])
 
-        return await off_loop(sum(len(message["content"] or "") for message in rendered), encode)
+        size = sum(len(message["content"] or "") for message in rendered)
+        return await off_loop(size + sum(len(str(tool)) for tool in tools), encode)
 
     def _render(
         self,

@@ -20,6 +20,7 @@ from emberline.server.parts import Part, Piece, Skip, held_back
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 
+_NAME = r'[^"\\<]{1,64}'
 _MARKED_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\<]+)"\s*,\s*"arguments"\s*:\s*(?=\S)')
 _MARKED_TAIL = re.compile(r"\s*(?:,[^<]*)?\}?\s*")
 _BARE_TAIL = re.compile(r"\s*\}?\s*(?:;\s*)?")
@@ -273,7 +274,7 @@ def _bare_head(kind: bool, arguments: str) -> list[str]:
         *text("{"),
         *kinds,
         *text('"name":"'),
-        r'[^"\\<]+',
+        _NAME,
         *text('",'),
         *text(f'"{arguments}":'),
     ]
@@ -284,7 +285,7 @@ def _compile_bare() -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
     for kind in (False, True):
         for arguments in ("parameters", "arguments"):
             atoms = _bare_head(kind, arguments)
-            name = atoms.index(r'[^"\\<]+')
+            name = atoms.index(_NAME)
             named = [*atoms[:name], f"({atoms[name]})", *atoms[name + 1 :]]
             heads.append(re.compile("".join(named) + r"(?=\S)"))
             begun.append(_begun([r"\s*", *atoms]))
