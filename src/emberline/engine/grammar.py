@@ -238,7 +238,7 @@ class StepGrammar:
     def __init__(
         self, matchers: Sequence[Matcher | None], eos_ids: frozenset[int], device: torch.device
     ) -> None:
-        self._walks = [m and Walk(m, eos_ids) for m in matchers]
+        self._walks = [Walk(m, eos_ids) if m is not None else None for m in matchers]
         self._device = device
 
     def of(self, reqs: Sequence[int]) -> RowConstraint:
