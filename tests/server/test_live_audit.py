@@ -10,10 +10,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 from prometheus_client import CollectorRegistry
 from test_around import counters
+from test_model_logprobs import GOLDEN, make_folder
 
+from emberline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from emberline.engine import engine as engine_module
+from emberline.llm import load_engine
 from emberline.server import live_audit
 from emberline.server.audit_metrics import AuditMetrics
 from emberline.server.live_audit import LiveAudit, default_tolerance
@@ -28,7 +32,7 @@ from emberline.types import (
     TokenLogprobs,
 )
 
-from support.serving import SayingTarget, saying_server, strict
+from support.serving import SayingTarget, saying_server, serve, strict
 
 NAME = "emberline:logprob_audit_requests_total"
 
@@ -51,7 +55,7 @@ def info(server):
     return strict(server.get("/server_info").content)["logprob_audit"]
 
 
-def until(server, condition, seconds=10.0):
+def until(server, condition, seconds=60.0):
     """Wait until the audit's figures fulfil a condition; those figures."""
     end = time.monotonic() + seconds
     while not condition(now := info(server)):
@@ -105,6 +109,38 @@ def test_our_own_values_pass_whatever_was_asked():
         assert value(seen, "emberline:logprob_audit_abs_diff_bucket", le="0.0") == tokens
         assert value(seen, "emberline:logprob_audit_prompt_tokens_total") > tokens
         server.rest()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_trained_model_passes_in_a_crowd(dtype, tmp_path):
+    """Drafted, batched, preempted, from the cache: what was emitted is what a rescoring says."""
+    config = EngineConfig(
+        dtype=dtype,
+        cache=CacheConfig(num_tokens=256),
+        scheduler=SchedulerConfig(max_num_reqs=8, prefill_chunk=32, max_model_len=128),
+        speculation=SpeculationConfig(planner="threshold", threshold=0.4),
+    )
+    folder = make_folder(tmp_path / "target")
+    loaded = load_engine(str(folder), str(GOLDEN / "gated"), config, progress=False)
+    torch.set_num_threads(1)
+    shared = "The same beginning for all of them, longer than a page: "
+    with (
+        serve(loaded.engine, loaded.tokenizer, verify_logprobs=1.0) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        asked = [
+            pool.submit(server.complete, shared + str(i), temperature=i % 2, max_tokens=30)
+            for i in range(8)
+        ]
+        for call in asked:
+            call.result()
+        now = settled(server, 8)
+        assert now["passed"] == 8
+        assert now["max_abs_diff"] <= now["tolerance"]
+        if server.engine.info["bitwise"]:
+            assert now["max_abs_diff"] == 0.0
+        assert server.engine.snapshot().num_preemptions > 0
+        assert server.engine.snapshot().prefix_hit_tokens > 0
 
 
 def value(seen, name, **labels):
