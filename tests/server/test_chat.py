@@ -209,7 +209,7 @@ def test_how_the_call_was_speculated_is_told(server: Server) -> None:
         assert stats["verified"] == sum(stats["verified_per_position"])
         assert stats["emitted"] == 20  # the first of 21 tokens comes with the prompt
         assert stats["acceptance_length"] == stats["emitted"] / stats["steps"]
-        if server.engine.info.get("drafting"):
+        if server.engine.max_draft_tokens:
             assert stats["acceptance_length"] > 1.5
     off = server.chat(say("a long enough answer"), speculate=False)["emberline"]["speculation"]
     assert (off["drafted"], off["steps"]) == (0, 20)  # E20
