@@ -103,10 +103,10 @@ def _ranks(rows: Tensor, chosen: Tensor, best: Tensor) -> Tensor:
     ranks = (best > chosen).sum(-1) + 1
     deep = (chosen < best[:, -1:]).squeeze(-1).nonzero().squeeze(-1)
     if len(deep):
-        below = rows.index_select(0, deep)
-        # Ones in floats add up several times faster than booleans, and exactly below 2**24.
-        torch.gt(below, chosen[deep], out=below)
-        ranks[deep] = below.sum(-1).long() + 1
+        above = rows.index_select(0, deep)
+        # Ones in floats add up several times faster than booleans, and exactly up to 2**24.
+        torch.gt(above, chosen[deep], out=above)
+        ranks[deep] = above.sum(-1).long() + 1
     return ranks
 
 
@@ -122,7 +122,7 @@ def _top_ids(rows: Tensor, num_top: int) -> Tensor:
     if num_blocks < 4 * num_taken:
         return _sorted_top(rows, num_top)
     cut = num_blocks * _BLOCK
-    blocks = rows[:, :cut].unflatten(-1, (num_blocks, _BLOCK))
+    blocks = rows[:, :cut].view(len(rows), num_blocks, _BLOCK)
     maxima, taken = blocks.amax(-1).topk(num_taken, dim=-1)
     starts = taken.sort(dim=-1).values * _BLOCK  # columns in the order of their ids
     within = torch.arange(_BLOCK, device=rows.device)
