@@ -45,6 +45,7 @@ def test_acceptance_is_what_the_server_counted(
         *with_option(command, "--endpoint-type", kind),
         *("--ui", "none", "--workers-max", "1", "--no-gpu-telemetry", "--artifact-dir", "out"),
         cwd=tmp_path,
+        offline=False,  # told to be, it takes no folder for a tokenizer
     )
     counted = {name: count - before[name] for name, count in counts(drafted).items()}
     assert counted["total_spec_decode_steps"] > 0
