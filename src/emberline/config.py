@@ -10,6 +10,7 @@ DtypeName = Literal["auto", "float32", "bfloat16"]
 LayoutKind = Literal["static", "compact"]
 DrafterName = Literal["auto", "ngram", "none"]
 PlannerName = Literal["auto", "verify_all", "threshold", "causal_greedy", "lagged_top_k"]
+GrammarBackend = Literal["llguidance", "xgrammar"]
 PLANNERS: tuple[PlannerName, ...] = get_args(PlannerName)
 
 
@@ -93,11 +94,16 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    grammar_backend: GrammarBackend = "llguidance"
     poison_padding: bool = False  # tests: padding rows are NaN, never a plausible number
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"dtype must be auto, float32 or bfloat16, got {self.dtype!r}")
+        if self.grammar_backend not in get_args(GrammarBackend):
+            raise ValueError(
+                f"grammar_backend must be llguidance or xgrammar, got {self.grammar_backend!r}"
+            )
         if self.threads is not None:
             _positive(self, "threads")
             cores = usable_cores()

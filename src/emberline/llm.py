@@ -15,7 +15,13 @@ from emberline.engine.build import build_engine
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
 from emberline.engine.grammar import GrammarCompiler
-from emberline.hub import generation_stop_ids, load_tokenizer, resolve_draft, resolve_model
+from emberline.hub import (
+    ModelError,
+    generation_stop_ids,
+    load_tokenizer,
+    resolve_draft,
+    resolve_model,
+)
 from emberline.machine_costs import costs_for, report_given
 from emberline.scores import Scores, make_scores, num_alternatives, scoring_params
 from emberline.types import (
@@ -76,7 +82,15 @@ def load_engine(
     given = config.speculation.step_costs
     if given is not None:
         report_given(engine, Path(given), folder.path, draft_folder, progress=progress)
-    engine.grammars = GrammarCompiler(tokenizer, engine.vocab_size, engine.parts.eos_ids)
+    try:
+        engine.grammars = GrammarCompiler(
+            tokenizer, engine.vocab_size, engine.parts.eos_ids, config.grammar_backend
+        )
+    except ImportError as problem:
+        raise ModelError(
+            f"grammar_backend {config.grammar_backend} is not installed ({problem}): "
+            f"pip install 'emberline[{config.grammar_backend}]'"
+        ) from problem
     return LoadedEngine(engine, tokenizer, TokenText(tokenizer), folder.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
-from emberline.config import DtypeName, LayoutKind, PlannerName
+from emberline.config import DtypeName, GrammarBackend, LayoutKind, PlannerName
 from emberline.server.dialect import ReasoningParser, ToolParser
 from emberline.types import MAX_TIMEOUT, MAX_TOP_LOGPROBS
 
@@ -86,6 +87,9 @@ def serve(
         Literal["none", "summary"],
         typer.Option(help="Whether answers say how their request fared, unless they are asked."),
     ] = "none",
+    grammar_backend: Annotated[
+        GrammarBackend, typer.Option(help="Compiler of structured output; xgrammar is an extra.")
+    ] = "llguidance",
     tool_parser: Annotated[
         ToolParser, typer.Option(help="How the model writes tool calls; auto: by its template.")
     ] = "auto",
@@ -105,8 +109,7 @@ def serve(
     ] = "info",
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
-    if verify_tolerance is not None and not verify_logprobs:
-        fail("--verify-tolerance needs --verify-logprobs")
+    _check_audit(verify_logprobs, verify_tolerance)
     keys = read_keys(api_key or [], api_key_file)
     config = engine_config(
         draft=draft,
@@ -124,6 +127,7 @@ def serve(
         prefix_cache=prefix_cache,
         num_draft_tokens=num_draft_tokens,
         drafter=drafter,
+        grammar_backend=grammar_backend,
     )
     listener = _listen(host, port)  # before the model is loaded: a taken port fails at once
 
@@ -181,6 +185,15 @@ def read_keys(given: Sequence[str], file: Path | None) -> list[str]:
         except ValueError as problem:
             fail(f"--api-key: {problem}")
     return keys
+
+
+def _check_audit(rate: float, tolerance: float | None) -> None:
+    """End the program for a live audit that cannot be."""
+    if tolerance is not None and not rate:
+        fail("--verify-tolerance needs --verify-logprobs")
+    for option, value in (("--verify-logprobs", rate), ("--verify-tolerance", tolerance)):
+        if value is not None and math.isnan(value):  # passes every check of a range
+            fail(f"{option} must be a number, not nan")
 
 
 def _listen(host: str, port: int) -> socket.socket:

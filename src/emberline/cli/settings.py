@@ -15,6 +15,7 @@ from emberline.config import (
     CacheConfig,
     DtypeName,
     EngineConfig,
+    GrammarBackend,
     LayoutKind,
     PlannerName,
     SchedulerConfig,
@@ -109,6 +110,7 @@ def engine_config(
     num_draft_tokens: int | None = None,
     drafter: DrafterName = "auto",
     no_draft: bool = False,
+    grammar_backend: GrammarBackend = "llguidance",
 ) -> EngineConfig:
     """The engine's settings; None keeps a default. Ends the program for what cannot be."""
 
@@ -145,6 +147,7 @@ def engine_config(
         return EngineConfig(
             dtype=dtype,
             threads=threads,
+            grammar_backend=grammar_backend,
             cache=CacheConfig(prefix_cache=prefix_cache, **given(num_tokens=kv_tokens)),
             scheduler=SchedulerConfig(
                 **given(max_num_reqs=max_num_reqs, max_queue=max_queue, max_model_len=max_model_len)

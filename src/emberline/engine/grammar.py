@@ -1,7 +1,7 @@
 """Grammars: what may come next in an answer, and what may follow which drafts.
 
-Owns compiling (llguidance does it), the walk along a run of drafts, and the masks on the way. Must
-not know how drafts are made or judged, nor where a grammar came from.
+Owns the walk along a run of drafts, the masks on the way, and the memory of compiled grammars. Must
+not know what compiles them, how drafts are made or judged, nor where a grammar came from.
 
 A window's entry i is masked as if the drafts 1 .. i before it had been emitted. Drafts are drawn
 under the same masks, so that they are ones the target may take; those of a drafter that knows no
@@ -11,7 +11,6 @@ the model's own EOS, allowed by the grammar where it is satisfied: stops need no
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -21,23 +20,24 @@ import torch
 from torch import Tensor
 
 from emberline.batch import DraftProposal
+from emberline.config import GrammarBackend
 from emberline.types import Grammar, InvalidRequest
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
     from transformers import PreTrainedTokenizerFast
 
 CACHED_GRAMMARS = 64
 MAX_SOURCE = 2**20  # characters
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
-"""Between JSON's tokens; bounded, for a model that once indents for ever never stops."""
 
 
 class Matcher(Protocol):
     """Where one answer stands in its grammar."""
 
     def allowed(self) -> Tensor:
-        """Ids that may come next, EOS among them where the answer may end: [V] bool, on the CPU."""
+        """Ids that may come next, EOS among them where the answer may end: [V] bool, on the CPU.
+
+        None of them once the grammar is too complex to go on.
+        """
         ...
 
     def consume(self, token_id: int) -> bool:
@@ -49,25 +49,46 @@ class Matcher(Protocol):
         ...
 
 
+class Compiled(Protocol):
+    """A grammar that has been compiled."""
+
+    def matcher(self) -> Matcher:
+        """A matcher at its start."""
+        ...
+
+
+class Backend(Protocol):
+    """What compiles grammars for one tokenizer, from several threads."""
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        """Compile; `InvalidRequest` quoting the compiler where that fails."""
+        ...
+
+
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer. Safe to use from several threads.
+    """Compiles grammars for one tokenizer and remembers them. Safe to use from several threads.
 
     Args:
         tokenizer: the model's.
         vocab_size: V of its logits; more than the tokenizer has where they are padded.
         eos_ids: the ids that end an answer.
+        backend: which library compiles.
+
+    Raises:
+        ImportError: the backend is not installed.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, eos_ids: Collection[int]
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        vocab_size: int,
+        eos_ids: Collection[int],
+        backend: GrammarBackend = "llguidance",
     ) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._eos_ids = sorted(eos_ids)
+        self._backend = _make_backend(backend, tokenizer, vocab_size, sorted(eos_ids))
+        self._can_end = bool(eos_ids)
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._vocabulary_lock = threading.Lock()
-        self._vocabulary: object = None  # llguidance's view of the tokenizer, half a second to make
+        self._compiled: OrderedDict[Grammar, Compiled] = OrderedDict()
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A fresh matcher at the start of the grammar.
@@ -85,100 +106,30 @@ class GrammarCompiler:
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
-            return _LLMatcher(found.deep_copy(), self._vocab_size)
+            return found.matcher()
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        import llguidance
-        import llguidance.hf
-
+    def _compile(self, grammar: Grammar) -> Compiled:
         if len(grammar.source) > MAX_SOURCE:
             message = f"the grammar has {len(grammar.source)} characters; the limit is {MAX_SOURCE}"
             raise InvalidRequest(message, "grammar")
-        if not self._eos_ids:
+        if not self._can_end:
             raise InvalidRequest("this model has no token that ends an answer", "grammar")
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                size = max(self._vocab_size, len(self._tokenizer))
-                self._vocabulary = llguidance.hf.from_tokenizer(
-                    self._tokenizer, n_vocab=size, eos_token=self._eos_ids
-                )
-        source = json.dumps({"grammars": _rules(grammar, self._vocabulary)})
-        matcher = llguidance.LLMatcher(self._vocabulary, source, log_level=0)
-        if matcher.is_error():
-            reason = matcher.get_error().strip()
-            raise InvalidRequest(f"the {grammar.kind} does not compile: {reason}", "grammar")
-        return matcher
+        return self._backend.compile(grammar)
 
 
-def _rules(grammar: Grammar, vocabulary: object) -> list[dict[str, object]]:
-    """The grammar as llguidance's list of named grammars, the first being the whole."""
-    body: dict[str, object] = {"name": "body"}
-    if grammar.kind == "json_schema":
-        try:
-            schema = json.loads(grammar.source)
-        except ValueError as problem:
-            raise InvalidRequest(f"the json_schema is not JSON: {problem}", "grammar") from None
-        options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
-        body["json_schema"] = options | schema if isinstance(schema, dict) else schema
-    elif grammar.kind == "regex":
-        body["lark_grammar"] = f"start: /{_between_slashes(grammar.source)}/"
-    else:
-        body["lark_grammar"] = grammar.source
-    if grammar.after is None:
-        return [body]
-    close = _marker(grammar.after, vocabulary)
-    if close.startswith("<["):
-        rules = f"free: FREE {close}\nFREE: /(.|\\n)*/"
-    else:
-        rules = f"free[suffix={close}]: /(.|\\n)*/"
-    # Line breaks beside a marker belong to it: models write some that are no part of the answer.
-    start = "start: free BREAKS @body"
-    if grammar.opened_by is not None:
-        opening = _marker(grammar.opened_by, vocabulary)
-        start = f"start: @body | BREAKS {opening} free BREAKS @body"
-    rules += "\nBREAKS: /\\n{0,2}/"
-    return [{"name": "whole", "lark_grammar": f"{start}\n{rules}"}, body]
+def _make_backend(
+    name: GrammarBackend,
+    tokenizer: PreTrainedTokenizerFast,
+    vocab_size: int,
+    eos_ids: Sequence[int],
+) -> Backend:
+    if name == "xgrammar":
+        from emberline.engine.xgrammar_backend import XGrammar
 
+        return XGrammar(tokenizer, vocab_size, eos_ids)
+    from emberline.engine.llguidance_backend import LLGuidance
 
-def _marker(text: str, vocabulary: object) -> str:
-    """A fixed text. A special token is no text to llguidance: it is named by its id."""
-    ids = vocabulary.tokenize_str(text, parse_special=True)  # type: ignore[attr-defined]
-    if len(ids) == 1 and vocabulary.is_special_token(ids[0]):  # type: ignore[attr-defined]
-        return f"<[{ids[0]}]>"
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _between_slashes(regex: str) -> str:
-    from llguidance import LLMatcher
-
-    # The compiler's own escaping, which it wraps into a grammar of its own.
-    whole = json.loads(LLMatcher.grammar_from_regex(regex))
-    text: str = whole["grammars"][0]["lark_grammar"]
-    return text.removeprefix("start: /").removesuffix("/")
-
-
-class _LLMatcher:
-    """llguidance behind the `Matcher` protocol."""
-
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
-        self._vocab_size = vocab_size
-
-    def allowed(self) -> Tensor:
-        """See `Matcher`. Nothing at all once the grammar is too complex to go on."""
-        if self._matcher.is_error():
-            return torch.zeros(self._vocab_size, dtype=torch.bool)
-        mask = bytearray(self._matcher.compute_logit_bias())
-        return torch.frombuffer(mask, dtype=torch.uint8)[: self._vocab_size].bool()
-
-    def consume(self, token_id: int) -> bool:
-        """See `Matcher`."""
-        return bool(self._matcher.try_consume_tokens([token_id]) == 1)
-
-    def rollback(self, num_tokens: int) -> None:
-        """See `Matcher`."""
-        if num_tokens:
-            self._matcher.rollback(num_tokens)
+    return LLGuidance(tokenizer, vocab_size, eos_ids)
 
 
 class Walk:

@@ -1,0 +1,138 @@
+"""llguidance compiles grammars: JSON schemas, regular expressions, Lark.
+
+Owns how a `Grammar` is written in its language. Must not know drafts, masks or requests.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from emberline.types import Grammar, InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+    from transformers import PreTrainedTokenizerFast
+
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+"""Between JSON's tokens; bounded, for a model that once indents for ever never stops."""
+
+
+class LLGuidance:
+    """`Backend` for one tokenizer; see `GrammarCompiler` for the arguments."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, eos_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = list(eos_ids)
+        self._lock = threading.Lock()
+        self._vocabulary: object = None  # its view of the tokenizer, half a second to make
+
+    def compile(self, grammar: Grammar) -> LLGuidanceCompiled:
+        """See `Backend`."""
+        import llguidance
+        import llguidance.hf
+
+        with self._lock:
+            if self._vocabulary is None:
+                size = max(self._vocab_size, len(self._tokenizer))
+                self._vocabulary = llguidance.hf.from_tokenizer(
+                    self._tokenizer, n_vocab=size, eos_token=self._eos_ids
+                )
+        source = json.dumps({"grammars": _rules(grammar, self._vocabulary)})
+        matcher = llguidance.LLMatcher(self._vocabulary, source, log_level=0)
+        if matcher.is_error():
+            reason = matcher.get_error().strip()
+            raise InvalidRequest(f"the {grammar.kind} does not compile: {reason}", "grammar")
+        return LLGuidanceCompiled(matcher, self._vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class LLGuidanceCompiled:
+    """A matcher at the start, to be copied."""
+
+    start: LLMatcher
+    vocab_size: int
+
+    def matcher(self) -> LLGuidanceMatcher:
+        """See `Compiled`."""
+        return LLGuidanceMatcher(self.start.deep_copy(), self.vocab_size)
+
+
+class LLGuidanceMatcher:
+    """llguidance behind the `Matcher` protocol."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def allowed(self) -> Tensor:
+        """See `Matcher`. Nothing at all once the grammar is too complex to go on."""
+        if self._matcher.is_error():
+            return torch.zeros(self._vocab_size, dtype=torch.bool)
+        mask = bytearray(self._matcher.compute_logit_bias())
+        return torch.frombuffer(mask, dtype=torch.uint8)[: self._vocab_size].bool()
+
+    def consume(self, token_id: int) -> bool:
+        """See `Matcher`."""
+        return bool(self._matcher.try_consume_tokens([token_id]) == 1)
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `Matcher`."""
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+
+def _rules(grammar: Grammar, vocabulary: object) -> list[dict[str, object]]:
+    """The grammar as llguidance's list of named grammars, the first being the whole."""
+    body: dict[str, object] = {"name": "body"}
+    if grammar.kind == "json_schema":
+        try:
+            schema = json.loads(grammar.source)
+        except ValueError as problem:
+            raise InvalidRequest(f"the json_schema is not JSON: {problem}", "grammar") from None
+        options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+        body["json_schema"] = options | schema if isinstance(schema, dict) else schema
+    elif grammar.kind == "regex":
+        body["lark_grammar"] = f"start: /{_between_slashes(grammar.source)}/"
+    else:
+        body["lark_grammar"] = grammar.source
+    if grammar.after is None:
+        return [body]
+    close = _marker(grammar.after, vocabulary)
+    if close.startswith("<["):
+        rules = f"free: FREE {close}\nFREE: /(.|\\n)*/"
+    else:
+        rules = f"free[suffix={close}]: /(.|\\n)*/"
+    # Line breaks beside a marker belong to it: models write some that are no part of the answer.
+    start = "start: free BREAKS @body"
+    if grammar.opened_by is not None:
+        opening = _marker(grammar.opened_by, vocabulary)
+        start = f"start: @body | BREAKS {opening} free BREAKS @body"
+    rules += "\nBREAKS: /\\n{0,2}/"
+    return [{"name": "whole", "lark_grammar": f"{start}\n{rules}"}, body]
+
+
+def _marker(text: str, vocabulary: object) -> str:
+    """A fixed text. A special token is no text to llguidance: it is named by its id."""
+    ids = vocabulary.tokenize_str(text, parse_special=True)  # type: ignore[attr-defined]
+    if len(ids) == 1 and vocabulary.is_special_token(ids[0]):  # type: ignore[attr-defined]
+        return f"<[{ids[0]}]>"
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _between_slashes(regex: str) -> str:
+    from llguidance import LLMatcher
+
+    # The compiler's own escaping, which it wraps into a grammar of its own.
+    whole = json.loads(LLMatcher.grammar_from_regex(regex))
+    text: str = whole["grammars"][0]["lark_grammar"]
+    return text.removeprefix("start: /").removesuffix("/")
