@@ -62,6 +62,8 @@ class LiveAudit:
     ) -> None:
         if not 0 <= rate <= 1:
             raise ValueError(f"rate must be in [0, 1], got {rate}")
+        if not tolerance >= 0:
+            raise ValueError(f"tolerance must be at least 0, got {tolerance}")
         self.rate, self.tolerance, self.metrics = rate, tolerance, metrics
         self._engine = engine
         self._draw = draw or random.Random()
