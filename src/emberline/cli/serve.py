@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
-from emberline.config import DtypeName, LayoutKind, PlannerName
+from emberline.config import DtypeName, GrammarBackend, LayoutKind, PlannerName
 from emberline.server.dialect import ReasoningParser, ToolParser
 from emberline.types import MAX_TIMEOUT, MAX_TOP_LOGPROBS
 
@@ -87,6 +87,9 @@ def serve(
         Literal["none", "summary"],
         typer.Option(help="Whether answers say how their request fared, unless they are asked."),
     ] = "none",
+    grammar_backend: Annotated[
+        GrammarBackend, typer.Option(help="Compiler of structured output; xgrammar is an extra.")
+    ] = "llguidance",
     tool_parser: Annotated[
         ToolParser, typer.Option(help="How the model writes tool calls; auto: by its template.")
     ] = "auto",
@@ -124,6 +127,7 @@ def serve(
         prefix_cache=prefix_cache,
         num_draft_tokens=num_draft_tokens,
         drafter=drafter,
+        grammar_backend=grammar_backend,
     )
     listener = _listen(host, port)  # before the model is loaded: a taken port fails at once
 
