@@ -421,7 +421,7 @@ def test_the_command_measures_shows_writes_and_draws(home: Path, tmp_path: Path)
         (["--out", "/tmp"], "is a folder"),
         (["--plot", "x.txt"], "the suffix must be one of"),
         (["--out", "x.png", "--plot", "x.png"], "have the same path"),
-        (["--max-num-reqs", "0"], "max_num_reqs must be at least 1"),
+        (["--max-num-reqs", "0"], "--max-num-reqs must be at least 1"),
         (["/no/such/model"], "no such file or folder"),
     ],
 )
