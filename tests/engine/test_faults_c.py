@@ -53,6 +53,47 @@ def test_a_repetition_penalty_breaks_a_loop_that_every_draft_continues(name):
     assert broken.last.finish_reason is FinishReason.STOP
 
 
+class EndsAtOnce(PrefixTarget):
+    """EOS is the best token everywhere."""
+
+    def logits_after(self, prefix: list[int]) -> Tensor:
+        row = super().logits_after(prefix).clone()
+        row[EOS] = 50.0
+        return row
+
+
+class NeverEnds(PrefixTarget):
+    """The same without EOS: what comes while EOS is barred."""
+
+    def logits_after(self, prefix: list[int]) -> Tensor:
+        row = super().logits_after(prefix).clone()
+        row[EOS] = -50.0
+        return row
+
+
+@pytest.mark.parametrize("num_drafts", [1, 4, 8])
+def test_min_tokens_counts_tokens_of_whole_accepted_blocks(num_drafts):
+    """C11, C16: EOS comes as soon as it may, with requests that do not draft among the others."""
+    drafter = PrefixDrafter(NeverEnds(), num_drafts)
+    requests = [
+        Request(
+            f"r{least}",
+            tuple(PROMPT),
+            SamplingParams(
+                temperature=0, max_tokens=40, min_tokens=least, speculate=least % 3 > 0, logprobs=0
+            ),
+        )
+        for least in range(14)
+    ]
+    answers = run(make_engine(EndsAtOnce(), drafter, max_num_reqs=14), requests)
+    path = NeverEnds().greedy(PROMPT, 14)
+    for least in range(14):
+        answer = answers[f"r{least}"]
+        assert answer.token_ids == [*path[:least], EOS]
+        assert answer.last.finish_reason is FinishReason.STOP
+    assert answers["r13"].last.stats.num_accepted > 5
+
+
 @pytest.mark.parametrize("num_drafts", range(1, 9))
 def test_a_banned_phrase_never_straddles_the_border_of_a_block(num_drafts):
     """C19: phrases of two tokens at every place of the greedy path, banned one at a time."""
