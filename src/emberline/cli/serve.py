@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -109,7 +108,8 @@ def serve(
     ] = "info",
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
-    _check_audit(verify_logprobs, verify_tolerance)
+    if verify_tolerance is not None and not verify_logprobs:
+        fail("--verify-tolerance needs --verify-logprobs")
     keys = read_keys(api_key or [], api_key_file)
     config = engine_config(
         draft=draft,
@@ -185,15 +185,6 @@ def read_keys(given: Sequence[str], file: Path | None) -> list[str]:
         except ValueError as problem:
             fail(f"--api-key: {problem}")
     return keys
-
-
-def _check_audit(rate: float, tolerance: float | None) -> None:
-    """End the program for a live audit that cannot be."""
-    if tolerance is not None and not rate:
-        fail("--verify-tolerance needs --verify-logprobs")
-    for option, value in (("--verify-logprobs", rate), ("--verify-tolerance", tolerance)):
-        if value is not None and math.isnan(value):  # passes every check of a range
-            fail(f"{option} must be a number, not nan")
 
 
 def _listen(host: str, port: int) -> socket.socket:
