@@ -60,11 +60,17 @@ def test_a_right_server_passes(api):
         ("drift", "streaming", "apart"),
         ("lossy", "distribution", "chi-square"),
         ("NaN", "shapes", "finite"),
+        ("unsorted", "chat_shapes", "not sorted"),
+        ("other ids", "token_ids", "beside others"),
+        ("biased values", "raw_invariance", "logit_bias"),
+        ("other greedy", "speculation_off", "token 2"),
+        ("two floats", "top_entry", "output token"),
+        ("wrong token", "top_entry", "output token"),
         ("crash", "logit_bias", "500: out of order"),
     ],
 )
 def test_a_wrong_server_fails(fault, check, words):
-    found = outcome(ScriptedLM(faults={fault}), check, num_tokens=24)
+    found = outcome(ScriptedLM(faults={fault}, speculates=True), check, num_tokens=24)
     assert found.verdict is Verdict.FAIL
     assert any(words in finding.message for finding in found.findings), found.findings
 

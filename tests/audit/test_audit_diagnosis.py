@@ -16,6 +16,7 @@ from emberline.audit.records import (
     difference,
     margin,
     temperature_of,
+    uniform_over,
 )
 
 NOISE = 1e-4
@@ -68,8 +69,12 @@ def test_a_neighbour():
 
 
 def test_a_zero_row():
-    flat = TokenRecord(0, -3.0, tuple(Alternative(i, -3.0) for i in range(5)))
+    flat = TokenRecord(0, -6.0, tuple(Alternative(i, -6.0) for i in range(5)))
     assert causes([*ROWS[:5], flat], ROWS) == {5: Fault.ZERO_ROW}
+    assert uniform_over(flat) == 403
+    tied = TokenRecord(0, -2.2, tuple(Alternative(i, -2.2) for i in range(5)))
+    assert uniform_over(tied) is None  # as bfloat16 ties the likeliest tokens
+    assert uniform_over(ROWS[0]) is None
 
 
 @pytest.mark.parametrize(

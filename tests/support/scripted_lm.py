@@ -46,6 +46,7 @@ class ScriptedLM:
 
     faults: set[str] = field(default_factory=set)
     refuses: set[str] = field(default_factory=set)
+    speculates: bool = False  # reads `speculate`
     lenient: bool = False
     native_only: bool = False
     openai_only: bool = False
@@ -63,7 +64,11 @@ class ScriptedLM:
             return self._native(body)
         if self.native_only or asked.path not in OPENAI:
             return json_reply({"error": {"message": "no such route"}}, 404)
-        unknown = sorted((body.keys() - KNOWN - {"_again"}) | (body.keys() & self.refuses))
+        if self.speculates and isinstance(body.get("speculate", True), bool):
+            body["_drafts"] = body.pop("speculate", True)
+        unknown = sorted(
+            (body.keys() - KNOWN - {"_again", "_drafts"}) | (body.keys() & self.refuses)
+        )
         if unknown and not self.lenient:
             return json_reply({"error": {"message": f"unknown field {unknown[0]}"}}, 400)
         if "crash" in self.faults and body.get("logit_bias"):
@@ -104,7 +109,9 @@ class ScriptedLM:
                     row[key] -= count * body.get("frequency_penalty", 0)
                     row[key] -= body.get("presence_penalty", 0)
             if temperature == 0:
-                token = max(range(VOCAB), key=lambda i: row[i])
+                best = sorted(range(VOCAB), key=lambda i: -row[i])
+                drafted = "other greedy" in self.faults and body.get("_drafts") and len(out) == 2
+                token = best[1 if drafted else 0]
             else:
                 # The fault: what a lossy draft does, taking the likeliest where it should draw.
                 lossy = "lossy" in self.faults and out
@@ -123,6 +130,10 @@ class ScriptedLM:
         found = []
         for i in range(start, len(ids)):
             row = self.row(ids[:i], body)
+            if "biased values" in self.faults:
+                for key, bias in (body.get("logit_bias") or {}).items():
+                    row[int(key)] += bias
+                row = log_softmax(row)
             best = sorted(range(VOCAB), key=lambda k: -row[k])[:top]
             found.append({"id": ids[i], "value": row[ids[i]], "top": [(k, row[k]) for k in best],
                           "row": row})  # fmt: skip
@@ -140,6 +151,14 @@ class ScriptedLM:
             records = self.records(ids, start, body, body.get("logprobs") or 0)
             if start == 0:
                 records[0].update(value=None, top=None)
+            if "other ids" in self.faults and body["_again"]:
+                for one in records:
+                    one["row"] = one["row"][::-1]
+            if "two floats" in self.faults:
+                records[-1]["said"] = records[-1]["value"] - 1e-7
+            if "wrong token" in self.faults and start:
+                wrong = (records[-1]["id"] + 1) % VOCAB
+                records[-1].update(id=wrong, value=records[-1]["row"][wrong])
             said = cut(text(out), body.get("stop") or []) if reason == "stop" else text(out)
             choices.append(
                 {
@@ -161,7 +180,8 @@ class ScriptedLM:
         prompt = ids_of(body["messages"][0]["content"])
         out, reason = self.generate(prompt, body, 0)
         entries = [
-            entry(one["id"], one["value"]) | {"top_logprobs": [entry(k, x) for k, x in one["top"]]}
+            entry(one["id"], one["value"])
+            | {"top_logprobs": [entry(k, x) for k, x in self._listed(one["top"])]}
             for one in self.records([*prompt, *out], len(prompt), body, body["top_logprobs"])
         ]
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(out)}
@@ -172,6 +192,9 @@ class ScriptedLM:
             return Reply([event({"choices": [chunk]}), *ends, DONE])
         message = {"role": "assistant", "content": text(out)}
         return json_reply({"choices": [{**choice, "message": message}], "usage": usage})
+
+    def _listed(self, top: list[Any]) -> list[Any]:
+        return top[::-1] if "unsorted" in self.faults else top
 
     def _native(self, body: Json) -> Reply:
         params = body["sampling_params"]
@@ -254,7 +277,7 @@ def entry(token: int, value: float) -> Json:
 def arrays(records: Sequence[Json], by_id: bool, chosen: Sequence[int]) -> Json:
     made: Json = {
         "tokens": [name(r["id"], by_id) for r in records],
-        "token_logprobs": [r["value"] for r in records],
+        "token_logprobs": [r.get("said", r["value"]) for r in records],
         "top_logprobs": [
             None
             if r["top"] is None

@@ -13,9 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from emberline.audit.outcome import Fault
-from emberline.audit.records import Answer, TokenRecord, difference, spread
-
-_UNIFORM = 1e-6
+from emberline.audit.records import Answer, TokenRecord, difference, uniform_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def _known(
 ) -> Fault | None:
     """The row that the record equals, if it is one of the model's at another place."""
     record = one.record
-    if len(record.values) > 1 and spread(record) <= _UNIFORM:
+    if uniform_over(record) is not None:
         return Fault.ZERO_ROW
     best, cause = min(noise, one.gap / 2), None
     near = [rows[i] for i in (one.index - 1, one.index + 1) if 0 <= i < len(rows)]

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 FLOOR = -9000.0
 """Values under this stand for minus infinity, which JSON cannot carry."""
 
+LEAST_VOCAB = 128
+"""No model has fewer tokens."""
+
 Key = int | str  # a token: its id, or its text where a server does not tell ids
 
 
@@ -148,10 +151,16 @@ def token_difference(a: TokenRecord, b: TokenRecord) -> float:
     return apart(a.logprob, b.logprob)
 
 
-def spread(record: TokenRecord) -> float:
-    """Between its likeliest and its least likely value."""
+def uniform_over(record: TokenRecord) -> int | None:
+    """Of how many tokens the record could be a uniform row: one that was never written.
+
+    None where its values differ, or are too large for a vocabulary: in bfloat16 the likeliest
+    tokens are often tied.
+    """
     values = list(record.values.values())
-    return max(values) - min(values) if values else 0.0
+    if len(values) < 2 or max(values) - min(values) > 1e-6 or values[0] > -math.log(LEAST_VOCAB):
+        return None
+    return round(math.exp(min(-values[0], 50.0)))
 
 
 def margin(record: TokenRecord, key: Key) -> float | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from emberline.audit.compare import reproduce, shown
 from emberline.audit.outcome import Fault, Finding, NotSupported, Outcome, judged
-from emberline.audit.records import Answer, Ask, apart, spread
+from emberline.audit.records import Answer, Ask, apart, uniform_over
 from emberline.audit.session import Session
 
 _LENGTHS = (2, 3, 1, 4)
@@ -27,11 +27,10 @@ async def top(session: Session) -> Outcome:
             )
             if tied and first is not None and record.logprob == first.logprob:
                 continue
-            uniform = len(record.values) > 1 and spread(record) <= 1e-6
             findings.append(
                 Finding(
-                    f"prompt {prompt}, output token {index}: {record.key!r} has {shown(record)}",
-                    Fault.ZERO_ROW if uniform else None,
+                    f"prompt {prompt}, output token {index} ({record.key!r}): {shown(record)}",
+                    None if uniform_over(record) is None else Fault.ZERO_ROW,
                     reproduce(ask, answer, index),
                 )
             )

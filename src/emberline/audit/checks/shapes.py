@@ -9,7 +9,7 @@ from typing import Any
 from emberline.audit import openai_api
 from emberline.audit.openai_api import of
 from emberline.audit.outcome import Fault, Finding, NotSupported, Outcome, judged
-from emberline.audit.records import FLOOR, TokenRecord
+from emberline.audit.records import FLOOR, TokenRecord, uniform_over
 from emberline.audit.session import Session
 
 _ABOVE = 1e-5  # a log-softmax in float32 may come out this much above 0
@@ -149,8 +149,8 @@ def records_findings(what: str, records: Sequence[TokenRecord], num_top: int) ->
         if len(record.top) < num_top:
             said = f"{len(record.top)} alternatives of {num_top} asked for"
             findings.append(Finding(f"{where}: {said}"))
-        if len(values) > 2 and max(values.values()) - min(values.values()) < 1e-6:
-            vocab = math.exp(-next(iter(values.values())))
-            message = f"{where}: every value is that of a uniform row of {vocab:.0f} tokens"
+        vocab = uniform_over(record)
+        if vocab is not None:
+            message = f"{where}: every value is that of a uniform row of {vocab} tokens"
             findings.append(Finding(message, Fault.ZERO_ROW))
     return findings
