@@ -1,13 +1,13 @@
 """What log-probabilities cost a step of eight requests, asked for and not.
 
-python benchmarks/logprob_cost.py [--users 8] [--tokens 48] [--rounds 3] [--dtype ...]
+python benchmarks/logprob_cost.py [--users 8] [--tokens 48] [--rounds 3] [--cases off "top 5"]
 
 The same seeded workload runs over and over on one engine and one kernel thread. Every step is taken
 in two ways: as it is, and with the functions that score replaced by ones that do nothing, which is
 a build that never computes them. The two ways alternate from step to step and change places from
 run to run, so that each meets every step; of a step the least time of each way counts, on the
-thread's own clock, and the sums over all steps are compared. The planner begins every run anew, for
-what it remembers would make the runs differ.
+thread's own clock, and the sums over all steps of decoding are compared. The planner begins every
+run anew, for what it remembers would make the runs differ.
 """
 
 from __future__ import annotations
@@ -56,17 +56,22 @@ class Switch:
 def run(
     llm: LLM, prompts: Sequence[tuple[int, ...]], params: SamplingParams, switch: Switch, odd: bool
 ) -> tuple[list[float], int]:
-    """Seconds of every step; those of one parity are scored. And the tokens emitted."""
+    """Seconds of every decoding step; those of one parity are scored. And the tokens emitted."""
     llm.engine.clear_prefix_cache()
     for number, ids in enumerate(prompts):
         llm.engine.add(Request(f"{number}", ids, replace(params, seed=number)))
-    seconds, tokens = [], 0
+    seconds: list[float] = []
+    begun: set[str] = set()
+    tokens = 0
     while llm.engine.has_work:
+        decodes = len(begun) == len(prompts)
         switch.turn(on=len(seconds) % 2 == odd)
         began = time.thread_time()
         outputs = llm.engine.step()
-        seconds.append(time.thread_time() - began)
-        tokens += sum(len(output.token_ids) for output in outputs)
+        if decodes:
+            seconds.append(time.thread_time() - began)
+            tokens += sum(len(output.token_ids) for output in outputs)
+        begun |= {output.request_id for output in outputs}
     switch.turn(on=True)
     return seconds, tokens
 
@@ -104,6 +109,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=8, help="requests at the same time")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer")
     parser.add_argument("--rounds", type=int, default=3, help="times that a step is met each way")
+    parser.add_argument("--cases", nargs="+", help="of those in the table; default: all")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--out", default="logprob-cost", help="name of the results file")
     args = parser.parse_args()
@@ -119,7 +125,7 @@ def main() -> None:
         "top 5, annotated": replace(plain, logprobs=5, annotations=True),
         "top 5 of both": replace(plain, logprobs=5, logprobs_mode="both"),
     }
-    cases = [(mode, name) for mode in ("greedy", "sampled") for name in asked]
+    cases = [(mode, name) for mode in ("greedy", "sampled") for name in args.cases or asked]
     rows: dict[str, dict[str, dict[str, float]]] = {"greedy": {}, "sampled": {}}
     table = Table("", "asked for", "never, s", "scored, s", "cost", "limit", "steps", "tokens")
     measure(llm, prompts, replace(plain, max_tokens=8), 1)  # warm-up

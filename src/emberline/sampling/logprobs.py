@@ -115,15 +115,17 @@ def _top_ids(rows: Tensor, num_top: int) -> Tensor:
 
     Blocks of columns first, by their largest entry, then the columns of the few best blocks. A
     block that was left out holds nothing above the last one taken: if that is below the last entry
-    found, nothing is missing; else, there being too many ties, the whole row is searched.
+    found, nothing is missing; else, there being too many ties, the whole row is searched. Of
+    masked entries the first ids are wanted: the first block is always taken.
     """
     vocab = rows.shape[-1]
     num_blocks, num_taken = vocab // _BLOCK, num_top + _SPARE_BLOCKS
-    if num_blocks < 4 * num_taken:
+    if num_blocks < 4 * num_taken or num_top > _BLOCK // 2:
         return _sorted_top(rows, num_top)
     cut = num_blocks * _BLOCK
-    blocks = rows[:, :cut].view(len(rows), num_blocks, _BLOCK)
-    maxima, taken = blocks.amax(-1).topk(num_taken, dim=-1)
+    maxima = rows[:, :cut].view(len(rows), num_blocks, _BLOCK).amax(-1)
+    maxima[:, 0] = torch.inf
+    maxima, taken = maxima.topk(num_taken, dim=-1)
     starts = taken.sort(dim=-1).values * _BLOCK  # columns in the order of their ids
     within = torch.arange(_BLOCK, device=rows.device)
     columns = (starts[..., None] + within).flatten(1)
@@ -132,7 +134,8 @@ def _top_ids(rows: Tensor, num_top: int) -> Tensor:
         columns = torch.cat([columns, rest.expand(len(rows), -1)], dim=-1)
     found = rows.gather(-1, columns)
     place = _sorted_top(found, num_top)
-    if bool((maxima[:, -1:] < found.gather(-1, place[:, -1:])).all()):
+    last = found.gather(-1, place[:, -1:])
+    if bool(((maxima[:, -1:] < last) | (last == -torch.inf)).all()):
         return columns.gather(-1, place)
     return _sorted_top(rows, num_top)
 
