@@ -105,19 +105,20 @@ class Session:
         return await self.gathered([partial(asked.ask, ask) for ask in asks])
 
     async def gathered(self, calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
-        """The results of calls, --concurrency of them at a time. The first error ends all."""
+        """Results of calls, --concurrency at a time; the first error, once all have ended."""
         gate = asyncio.Semaphore(self.settings.concurrency)
 
         async def gated(call: Callable[[], Awaitable[_T]]) -> _T:
             async with gate:
                 return await call()
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(gated(call)) for call in calls]
-        except ExceptionGroup as problems:
-            raise problems.exceptions[0] from None
-        return [task.result() for task in tasks]
+        # To the end, whatever fails: a request that is hung up on is another test than this.
+        results: list[_T] = []
+        for result in await asyncio.gather(*map(gated, calls), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+            results.append(result)
+        return results
 
     async def all_rows(
         self, prompts: Sequence[Prompt], answers: Sequence[Answer]
