@@ -75,6 +75,14 @@ def test_a_wrong_server_fails(fault, check, words):
     assert any(words in finding.message for finding in found.findings), found.findings
 
 
+def test_seeds_that_are_ignored_are_found_whatever_the_noise():
+    found = outcome(ScriptedLM(faults={"no seeds"}), "seeds", num_tokens=24, dtype="bfloat16")
+    assert found.verdict is Verdict.FAIL
+    assert any("seed 1, again" in finding.message for finding in found.findings)
+    assert not any("beside others:" in finding.message for finding in found.findings)
+    assert "parted as noise" in found.note
+
+
 @pytest.mark.parametrize("lenient", [False, True])
 def test_what_a_server_lacks_is_no_failure(lenient):
     result = run(ScriptedLM(openai_only=True, faults={"no ids"}, lenient=lenient))

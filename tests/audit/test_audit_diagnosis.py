@@ -114,6 +114,11 @@ def test_differences():
     assert difference(one, short) == 0.0
     strange = TokenRecord(one.key, one.logprob, (Alternative(77, -0.01), *one.top[:2]))
     assert difference(one, strange) > 0.1
+    # An unlikely chosen token is listed, too, but is no alternative that others must lie under.
+    tail = Alternative(500, -9.0)
+    close = (Alternative(1, -1.0), Alternative(2, -2.0), Alternative(3, -2.5), tail)
+    other = (Alternative(1, -1.0), Alternative(2, -2.0), Alternative(4, -2.6), tail)
+    assert difference(TokenRecord(500, -9.0, close), TokenRecord(500, -9.0, other)) < 0.2
     low = TokenRecord(0, -9999.0, one.top)
     assert difference(low, TokenRecord(0, -math.inf, one.top)) == 0.0
     assert difference(low, TokenRecord(0, -3.0, one.top)) == math.inf

@@ -130,12 +130,14 @@ def difference(a: TokenRecord, b: TokenRecord) -> float:
     """Largest difference between two records of one distribution, the chosen tokens included.
 
     A token that only one of them lists must lie under the other's last alternative; by how much it
-    does not counts as difference.
+    does not counts as difference. (The chosen token is listed however unlikely it is: it is no
+    such alternative.)
     """
     worst = 0.0
     for one, other in ((a, b), (b, a)):
         values, listed = one.values, other.values
-        last = other.top[-1].logprob if other.top else None
+        ranked = [clean(one.logprob) for one in other.top if one.key != other.key]
+        last = min(ranked, default=None)
         for key, value in values.items():
             if key in listed:
                 worst = max(worst, apart(value, listed[key]))
