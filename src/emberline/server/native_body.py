@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Discriminator, Field, PlainValidator, Tag
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, PlainValidator, Tag
 
 from emberline.server.bodies import asked_for
 from emberline.server.native_params import EXTENSIONS, NativeSampling, in_native_words
@@ -95,6 +95,8 @@ SamplingOptions = Annotated[
     Discriminator(_sampling_kind),
 ]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+# For the API's description; the check itself is in words that name the field.
+ONE_PROMPT: list[JsonValue] = [{"required": ["text"]}, {"required": ["input_ids"]}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ class Asked:
 
 class GenerateBody(Body):
     """`POST /generate`."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": ONE_PROMPT})
 
     model: str | None = None
     text: str | list[str] | None = None
