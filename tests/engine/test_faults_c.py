@@ -14,7 +14,8 @@ from emberline.engine.detokenizer import TokenText
 from emberline.engine.grammar import GrammarCompiler
 from emberline.types import FinishReason, Grammar, Request, SamplingParams
 
-from support.engines import EOS, ask, make_engine, run
+from support.engines import EOS, Answer, ask, collect, make_engine, run
+from support.grammars import RuleMatcher
 from support.paged import ConstantDrafter, PrefixDrafter, PrefixTarget
 from support.serving import make_tokenizer
 
@@ -174,3 +175,35 @@ def test_a_preempted_request_goes_on_where_its_grammar_stands():
         alone = run(engine(0, 100), [request], text=text)[request.request_id]
         assert together[request.request_id].token_ids == alone.token_ids
         assert re.fullmatch(f"[a-{'mz'[i % 2]}]{{{20 + i}}}[!?]", alone.text)
+
+
+class Finishes(RuleMatcher):
+    """So many times id 5, then EOS; once EOS was consumed nobody may ask for more."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(lambda output: {5} if len(output) < length else {EOS}, 32)
+
+    def allowed(self) -> Tensor:
+        assert EOS not in self.output, "a finished matcher was asked for a mask"
+        return super().allowed()
+
+
+@pytest.mark.parametrize("length", range(1, 13))
+@pytest.mark.parametrize("name", ["masked", "lookup", "ends"])
+def test_a_finished_matcher_is_not_asked_again(name, length):
+    """C34: drafts run on behind the EOS that ends the answer in the middle of a block."""
+    target = PrefixTarget()
+    drafter = {
+        "masked": PrefixDrafter(target, 8),
+        "lookup": NGramDrafter(4, max_match=2, min_match=1),
+        "ends": ConstantDrafter(EOS, 4),
+    }[name]
+    engine = make_engine(target, drafter)
+    engine.add(Request("r", (9, 5, 5, EOS, EOS, EOS, 7), SamplingParams(temperature=0)))
+    engine._states["r"].matcher = Finishes(length)
+    answer = Answer()
+    while engine.has_work:
+        for output in engine.step():
+            collect(answer, output)
+    assert answer.token_ids == [5] * length + [EOS]
+    assert answer.last.finish_reason is FinishReason.STOP

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from itertools import accumulate
 
 import pytest
-import torch
 
-from emberline.batch import Admission, DraftProposal, StepShape
+from emberline.batch import Admission, DraftContext, DraftProposal, StepShape
 from emberline.types import Request, SamplingParams
 from emberline.verify.planner import CausalGreedy, LaggedTopK, Planner, VerifyAll
 from emberline.verify.step_cost import StepCosts
@@ -44,8 +43,7 @@ class ByLoad:
         return tuple(min(limit, depth) for limit in shape.draft_limits)
 
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
-        drawn = torch.minimum(proposal.num_drafted, torch.tensor(shape.draft_limits))
-        return Admission(drawn, int(drawn.sum()))
+        return VerifyAll().admit(proposal, shape)  # what was drawn, as the step says it
 
 
 @pytest.mark.parametrize("prompt_len", range(119, 128))
@@ -132,14 +130,25 @@ def test_where_the_planner_wants_no_drafts_nobody_drafts():
     assert drafter.num_proposals > 0
 
 
+class Noting(PrefixDrafter):
+    """Remembers for how many requests it drafted how many tokens each."""
+
+    drawn: tuple[tuple[int, int], ...] = ()
+
+    def propose(self, context: DraftContext) -> DraftProposal:
+        self.drawn += ((len(context.anchors), context.num_drafts),)
+        return super().propose(context)
+
+
 @pytest.mark.parametrize("layout", ["static", "compact"])
 def test_blocks_shrink_as_the_load_grows_and_grow_again(layout):
     """E10: from one request to twenty and back, with blocks of 6, 4 and 2."""
     target = PrefixTarget()
     planner = ByLoad(lambda num_reqs: 6 if num_reqs <= 3 else 4 if num_reqs <= 9 else 2)
+    drafter = Noting(target, 6, wrong_every=5)
     engine = make_engine(
         target,
-        PrefixDrafter(target, 6, wrong_every=5),
+        drafter,
         planner=planner,
         layout=layout,
         max_num_reqs=20,
@@ -158,6 +167,7 @@ def test_blocks_shrink_as_the_load_grows_and_grow_again(layout):
     for request in requests:
         expected = target.greedy(list(request.prompt_token_ids), 40)
         assert answers[request.request_id].token_ids == expected
+    assert all(width <= planner.depth(num_reqs) for num_reqs, width in drafter.drawn)
     seen = [depth for num_reqs, depth in planner.asked if num_reqs]
     assert {2, 4, 6} <= {*seen}
     assert 6 in seen[seen.index(2) :], "the load went down again"
