@@ -8,6 +8,9 @@ a build that never computes them. The two ways alternate from step to step and c
 run to run, so that each meets every step; of a step the least time of each way counts, on the
 thread's own clock, and the sums over all steps of decoding are compared. The planner begins every
 run anew, for what it remembers would make the runs differ.
+
+`cost` is that comparison, which other programs on the machine disturb by some percent. `inside` is
+the share of the scored steps that was spent in the functions themselves: little disturbs it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import argparse
 import copy
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rich.console import Console
@@ -45,12 +48,27 @@ class Switch:
     """Puts the scoring functions in their place, or what does nothing."""
 
     def __init__(self) -> None:
+        self.spent = 0.0  # seconds inside them
         self._real = {name: getattr(scored_in, name) for name in SCORING}
 
     def turn(self, *, on: bool) -> None:
         """Whether the next step scores."""
         for name, real in self._real.items():
-            setattr(scored_in, name, real if on else no_records)
+            setattr(scored_in, name, self._timed(real) if on else no_records)
+
+    def _timed(self, scores: Callable[..., object]) -> Callable[..., object]:
+        def timed(*args: object) -> object:
+            began = time.thread_time()
+            result = scores(*args)
+            self.spent += time.thread_time() - began
+            return result
+
+        return timed
+
+    def restore(self) -> None:
+        """Leave the functions as they were."""
+        for name, real in self._real.items():
+            setattr(scored_in, name, real)
 
 
 def run(
@@ -71,8 +89,10 @@ def run(
         if decodes:
             seconds.append(time.thread_time() - began)
             tokens += sum(len(output.token_ids) for output in outputs)
+        else:
+            switch.spent = 0.0
         begun |= {output.request_id for output in outputs}
-    switch.turn(on=True)
+    switch.restore()
     return seconds, tokens
 
 
@@ -83,9 +103,11 @@ def measure(
     switch, planner = Switch(), llm.engine.parts.planner
     name = str(llm.engine.info["planner"])
     least: dict[tuple[int, bool], float] = {}  # by step, and whether it was scored
+    inside = 0.0  # share of the scored steps' time that went by in what scores
     for odd in itertools.islice(itertools.cycle((False, True)), 2 * rounds):
         llm.engine.use_planner(copy.deepcopy(planner), name)
         seconds, tokens = run(llm, prompts, params, switch, odd)
+        inside += switch.spent / sum(seconds[int(odd) :: 2]) / (2 * rounds)
         for step, spent in enumerate(seconds):
             key = step, step % 2 == odd
             least[key] = min(spent, least.get(key, spent))
@@ -98,6 +120,7 @@ def measure(
         "never": never,
         "scored": scored,
         "cost": scored / never - 1,
+        "inside": inside,
         "steps": len(seconds),
         "tokens": tokens,
     }
@@ -127,7 +150,9 @@ def main() -> None:
     }
     cases = [(mode, name) for mode in ("greedy", "sampled") for name in args.cases or asked]
     rows: dict[str, dict[str, dict[str, float]]] = {"greedy": {}, "sampled": {}}
-    table = Table("", "asked for", "never, s", "scored, s", "cost", "limit", "steps", "tokens")
+    table = Table(
+        "", "asked for", "never, s", "scored, s", "cost", "inside", "limit", "steps", "tokens"
+    )
     measure(llm, prompts, replace(plain, max_tokens=8), 1)  # warm-up
     for mode, name in track(cases, "cases"):
         params = replace(asked[name], temperature=float(mode == "sampled"))
@@ -138,6 +163,7 @@ def main() -> None:
             name,
             *(f"{row[way]:.3f}" for way in ("never", "scored")),
             f"{row['cost']:+.2%}",
+            f"{row['inside']:.2%}",
             limit,
             *(f"{row[count]:.0f}" for count in ("steps", "tokens")),
         )
