@@ -54,7 +54,7 @@ RAW_ONLY = (
     "reference",
 )
 FULL = {"num_tokens": 32, "num_prompts": 4, "num_samples": 1024}
-QUICK = {"num_tokens": 6, "num_prompts": 2, "num_samples": 64, "concurrency": 8}
+QUICK = {"num_tokens": 8, "num_prompts": 2, "num_samples": 64, "concurrency": 8}
 
 
 @dataclass(frozen=True)
