@@ -105,7 +105,7 @@ def plain_answer(oracle: Any, tokenizer: Any, prompt: str) -> str:
 
 def question(item: dict[str, Any]) -> str:
     first, second = item["choices"]
-    return f'{item["question"]} Answer with "{first}" or "{second}", and say why.'
+    return f"Question: {item['question']} Is it {first} or {second}?\nAnswer:"
 
 
 def test_choices_and_scores_are_those_of_plain_transformers(
@@ -142,6 +142,7 @@ def test_answers_are_those_of_plain_transformers(
     kind: str, drafted: Program, evaluate: Any, oracle: Any, tokenizer: Any
 ) -> None:
     found = answers(evaluate(drafted, kind)["two_answers"])
+    assert all(map(str.strip, found)), found
     for item, answer in zip(ITEMS, found, strict=True):
         prompt = question(item)
         if kind == "chat":
