@@ -21,6 +21,7 @@ from emberline.llm import (
     check_prompts,
     encode,
     encode_pairs,
+    encode_prediction,
     join_outputs,
     load_engine,
     one_choice,
@@ -76,6 +77,7 @@ class AsyncLLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        prediction: Prompt | None = None,
         priority: int = 0,
         timeout: float | None = None,
     ) -> list[Completion]:
@@ -84,6 +86,7 @@ class AsyncLLM:
         Args:
             prompt: text or token ids.
             params: how to sample.
+            prediction: what the answer will probably be, to draft from; it changes no answer.
             priority: lower runs earlier.
             timeout: seconds after which the answers end with what they have.
 
@@ -91,7 +94,9 @@ class AsyncLLM:
             InvalidRequest: the prompt or its options can never run.
             EngineStopped: the engine has failed or was closed.
         """
-        return await self._choices(encode(self.tokenizer, prompt), params, priority, timeout)
+        ids = encode(self.tokenizer, prompt)
+        predicted = encode_prediction(self.tokenizer, prediction)
+        return await self._choices(ids, params, priority, timeout, predicted)
 
     async def stream(
         self,
@@ -162,6 +167,7 @@ class AsyncLLM:
         params: SamplingParams | None,
         priority: int = 0,
         timeout: float | None = None,
+        prediction: tuple[int, ...] = (),
     ) -> list[Completion]:
         params = params or SamplingParams()
         requests = [
@@ -169,6 +175,7 @@ class AsyncLLM:
                 f"llm-{next(self._ids)}",
                 ids,
                 params,
+                prediction=prediction,
                 choice=choice,
                 priority=priority,
                 timeout=timeout,

@@ -136,20 +136,37 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        predictions: Sequence[Prompt | None] | None = None,
     ) -> list[list[Completion]]:
         """Continue every prompt; the outer list follows `prompts`, the inner has `n` choices.
+
+        Args:
+            prompts: texts, or token ids.
+            params: options of all, or of each.
+            predictions: what each answer will probably be, to draft from; it changes no answer.
 
         Raises:
             InvalidRequest: a prompt or its options can never run; nothing was started then.
         """
         check_prompts(prompts, "prompts")
         options = self._options(prompts, params)
+        if predictions is None:
+            predictions = [None] * len(prompts)
+        if len(predictions) != len(prompts):
+            message = f"{len(predictions)} predictions for {len(prompts)} prompts"
+            raise InvalidRequest(message, "predictions")
         requests = [
             [
-                Request(f"llm-{next(self._ids)}", self.encode(prompt), option, choice=choice)
+                Request(
+                    f"llm-{next(self._ids)}",
+                    self.encode(prompt),
+                    option,
+                    prediction=encode_prediction(self.tokenizer, prediction),
+                    choice=choice,
+                )
                 for choice in range(option.n)
             ]
-            for prompt, option in zip(prompts, options, strict=True)
+            for prompt, option, prediction in zip(prompts, options, predictions, strict=True)
         ]
         done = self._run([request for group in requests for request in group])
         return [[done[request.request_id] for request in group] for group in requests]
@@ -337,6 +354,15 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...
     if isinstance(prompt, str):
         return tuple(tokenizer(prompt)["input_ids"])
     return tuple(prompt)
+
+
+def encode_prediction(
+    tokenizer: PreTrainedTokenizerBase, prediction: Prompt | None
+) -> tuple[int, ...]:
+    """Token ids of a predicted answer, which follows a prompt: no special tokens."""
+    if isinstance(prediction, str):
+        return tuple(tokenizer(prediction, add_special_tokens=False)["input_ids"])
+    return tuple(prediction or ())
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> tuple[int, ...]:

@@ -87,6 +87,21 @@ def test_more_prompts_than_the_queue_holds_under_preemption():
         assert list(answer.token_ids) == target.greedy(prompt, 30)
 
 
+def test_predictions_change_no_answer_and_are_counted():
+    target = PrefixTarget()
+    llm = over(target)
+    prompts = [[3 + i, 5, 9] for i in range(3)]
+    right = target.greedy(prompts[0], 30)
+    answers = llm.generate(prompts, GREEDY, predictions=[right, None, [1, 2, 3]])
+    for prompt, (answer,) in zip(prompts, answers, strict=True):
+        assert list(answer.token_ids) == target.greedy(prompt, 30)
+    counts = [answer.stats.num_predicted_accepted for (answer,) in answers]
+    assert counts[0] >= 26
+    assert counts[1] == 0
+    with pytest.raises(InvalidRequest, match="1 predictions for 3 prompts"):
+        llm.generate(prompts, GREEDY, predictions=[right])
+
+
 def test_streams_and_calls_may_overlap():
     target = PrefixTarget()
     llm = over(target)
