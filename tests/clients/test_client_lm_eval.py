@@ -142,7 +142,7 @@ def test_answers_are_those_of_plain_transformers(
     kind: str, drafted: Program, evaluate: Any, oracle: Any, tokenizer: Any
 ) -> None:
     found = answers(evaluate(drafted, kind)["two_answers"])
-    assert sum(bool(answer.strip()) for answer in found) >= 15, found  # there is much to compare
+    assert sum(bool(answer.strip()) for answer in found) >= 10, found  # most begin no new line
     for item, answer in zip(ITEMS, found, strict=True):
         prompt = question(item)
         if kind == "chat":
