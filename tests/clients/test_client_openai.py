@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import openai
 import pytest
+from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
@@ -97,7 +98,12 @@ def test_completions(client: openai.OpenAI, drafted: Program) -> None:
             records.tokens, records.token_logprobs, records.top_logprobs, strict=True
         ):
             assert top[name] == value
-    chunks = all_valid(client.completions.create(**options, stream=True))
+    chunks = list(client.completions.create(**options, stream=True))
+    for chunk in chunks:
+        data = chunk.to_dict()
+        for choice in data["choices"]:  # null until the end, which the type does not foresee
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+        Completion.model_validate(data)
     for choice in whole.choices:
         parts = [c for chunk in chunks for c in chunk.choices if c.index == choice.index]
         assert "".join(part.text for part in parts) == choice.text
