@@ -106,13 +106,60 @@ def audit_matrix(figures: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def soak(figures: dict[str, Any]) -> str:
+    """Many clients, most of them rude."""
+    before, after = figures["resident_mib_after_warm_up"], figures["resident_mib_at_the_end"]
+    return (
+        f"{figures['clients']} clients for {figures['seconds']:.0f} s, leaving, not reading, "
+        f"asking for nonsense: {figures['calls']:,} calls, no 500 and none that hung, `/health` "
+        f"within {figures['health_max_ms']:.0f} ms, memory {after / before - 1:+.1%}, every page "
+        "given back, exit code 0."
+    )
+
+
+def structured(figures: dict[str, Any]) -> str:
+    """Validity under a grammar, and what masking the drafts brings."""
+    rows = [
+        "| temperature | drafts | ended | valid of those | tokens a step |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    ratios = []
+    for key in (key for key in figures if key.startswith("T=")):
+        ratios.append(f"**{figures[key]['masked_over_free']:.2f}** at temperature {key[2:]}")
+        for name in ("masked drafts", "free drafts"):
+            row = figures[key][name]
+            rows.append(
+                f"| {key[2:]} | {name} | {row['finished']} of {row['answers']} | {row['valid']} | "
+                f"{row['acceptance_length']:.2f} |"
+            )
+    return "\n".join(rows) + f"\n\nMasked over free: {', '.join(ratios)}."
+
+
+def predicted_output(figures: dict[str, Any]) -> str:
+    """Tokens a step with most of the answer predicted."""
+    rows = figures["prompts"]
+    without = sum(row["tokens_per_step_without"] for row in rows) / len(rows)
+    return (
+        f"Predicted output: {len(rows)} greedy answers with every twentieth word changed, given as "
+        f"the prediction: **{figures['tokens_per_step']:.2f}** tokens a step instead of "
+        f"{without:.2f}, every answer the same."
+    )
+
+
 README_TABLES = {
     "acceptance-given": acceptance,
     "decode-cpu": decode,
     "server-footprint": footprint,
     "prefix-cache": prefix_cache,
+    "predicted-output": predicted_output,
+    "soak": soak,
 }
-TABLES = {"README.md": README_TABLES, "docs/planning.md": {"policies": serving}}
+TABLES = {
+    "README.md": README_TABLES,
+    "docs/planning.md": {"policies": serving},
+    "docs/structured.md": {"structured": structured},
+    "docs/audit.md": {"audit-matrix": audit_matrix, "audit-matrix-bfloat16": audit_matrix},
+}
 
 
 def filled(page: str, text: str) -> str:

@@ -91,6 +91,11 @@ class StepShape:
     num_emitting: int  # requests that emit at least one token
     serials: tuple[int, ...]  # [B], name of each request in this engine, never used again
     draft_limits: tuple[int, ...]  # [B], most drafts each may draw; 0: it does not draft
+    predicted: tuple[float, ...] = ()  # [B] chance of each predicted draft; 0: the drafter drafts
+
+    def chance(self, req: int) -> float:
+        """Of each draft that comes from a request's prediction; 0 where the drafter drafts."""
+        return self.predicted[req] if self.predicted else 0.0
 
 
 class DraftConstraint(Protocol):

@@ -66,6 +66,11 @@ def _is_int(name: str, value: object, low: int, high: int | None = None) -> None
         raise InvalidRequest(f"{name} must be {limit}, got {value}", name)
 
 
+def _quoted(text: str) -> str:
+    """A text as a Lark string: as in JSON, but for a character that Lark wants escaped as well."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must match, from its first token to the one that ends it."""
@@ -91,7 +96,7 @@ class Grammar:
         """One of several texts."""
         if not choices or any(not isinstance(text, str) or not text for text in choices):
             raise InvalidRequest("choice takes a list of non-empty texts", "choice")
-        quoted = (json.dumps(text, ensure_ascii=False) for text in choices)
+        quoted = (_quoted(text) for text in choices)
         return cls("lark", "start: " + " | ".join(quoted))
 
 

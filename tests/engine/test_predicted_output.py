@@ -10,7 +10,7 @@ from emberline.drafters.base import Drafter
 from emberline.engine.engine import Engine
 from emberline.engine.prediction import WINDOW
 from emberline.types import InvalidRequest, Origin, Request, SamplingParams
-from emberline.verify.planner import CausalGreedy, Threshold, VerifyAll
+from emberline.verify.planner import CausalGreedy, LaggedTopK, Threshold, VerifyAll
 from emberline.verify.step_cost import StepCosts
 
 from support.engines import Answer, make_engine, run
@@ -100,6 +100,38 @@ def test_seeded_samples_do_not_know_the_prediction(planner: str) -> None:
     assert answer.token_ids == plain.token_ids
     assert answer.logprobs == plain.logprobs
     assert answer.last.stats.num_predicted_accepted > 0
+
+
+@pytest.mark.parametrize("planner", [CausalGreedy, LaggedTopK])
+def test_a_prediction_is_not_charged_for_drafting(planner: type[CausalGreedy | LaggedTopK]) -> None:
+    """Drafting is so dear that the drafter is never asked; what is predicted costs none of it."""
+    costs = StepCosts(target=((1, 1, 1.0), (1, 8, 1.07)), draft=((1, 1, 4.0), (1, 7, 12.0)))
+    plain = ask_for(engine_with(), [])
+    answer = ask_for(engine_with("noisy", planner=planner(costs)), plain.token_ids)
+    assert answer.token_ids == plain.token_ids
+    assert answer.last.stats.num_steps <= LENGTH / 10
+    beside = [
+        Request(
+            "p",
+            PROMPT,
+            SamplingParams(temperature=0, max_tokens=LENGTH),
+            prediction=tuple(plain.token_ids),
+        ),
+        Request("q", (9, 3), SamplingParams(temperature=0, max_tokens=LENGTH)),
+    ]
+    both = run(engine_with("noisy", planner=planner(costs)), beside)
+    assert both["p"].last.stats.num_steps <= LENGTH / 10
+    assert both["q"].last.stats.num_predicted == 0
+
+
+def test_what_is_recorded_of_a_drafter_leaves_predictions_out() -> None:
+    engine = engine_with("noisy")
+    plain = ask_for(engine_with(), [])
+    seen: list[int] = []
+    engine.observer = lambda blocks: seen.extend(len(block.confidence) for block in blocks)
+    ask_for(engine, changed(plain.token_ids, 11))
+    assert seen
+    assert max(seen) <= 5
 
 
 def test_beside_requests_that_have_none() -> None:

@@ -30,6 +30,5 @@ class RuleMatcher:
         self.output.append(token_id)
         return True
 
-    def rollback(self, num_tokens: int) -> None:
-        assert num_tokens <= len(self.output)
-        del self.output[len(self.output) - num_tokens :]
+    def copy(self) -> RuleMatcher:
+        return RuleMatcher(self._allowed, self._vocab_size, tuple(self.output))

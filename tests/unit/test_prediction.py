@@ -83,3 +83,17 @@ def test_an_answer_that_has_nothing_in_common_costs_nothing() -> None:
     follow(prediction, [rng.randrange(2000, 3000) for _ in range(200)])
     assert prediction.ahead(15) == ()
     assert Prediction([]).ahead(3) == ()
+
+
+def test_a_search_looks_at_a_bounded_number_of_places() -> None:
+    class Counted(Prediction):
+        looked = 0
+
+        def _common(self, place: int) -> int:
+            Counted.looked += 1
+            return super()._common(place)
+
+    prediction = Counted([10, 11] * 5_000)
+    for _ in range(10):
+        follow(prediction, [10, 12])  # always lost again
+    assert Counted.looked <= 10 * 2 * 2 * 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emberline.engine.detokenizer import TokenText
+from emberline.engine.detokenizer import TextStream, TokenText
 from emberline.types import InvalidRequest, SamplingParams
 
 from support.serving import make_tokenizer
@@ -51,3 +51,39 @@ def test_stops_count_behind_the_marker(
 def test_an_opening_needs_an_end() -> None:
     with pytest.raises(InvalidRequest, match="stop_after"):
         SamplingParams(stop=["x"], stop_opened_by="<t>")
+
+
+@pytest.mark.parametrize("stop", ["\n", "<", "think", "nk>", "\n\n"])
+@pytest.mark.parametrize(
+    "whole",
+    [
+        "<think>a\nb</think>answer",
+        "\n<think>a</think>answer",
+        "\n\n<think>a</think>answer",
+        "<thin\nno marker after all",
+        "\n\nno marker at all",
+    ],
+)
+def test_the_cut_into_tokens_decides_nothing(stop: str, whole: str) -> None:
+    def read(pieces: list[str]) -> tuple[str, str | None]:
+        params = SamplingParams(stop=stop, stop_after="</think>", stop_opened_by="<think>")
+        stream = TextStream(Pieces(pieces), params)  # type: ignore[arg-type]
+        text = ""
+        for number in range(len(pieces)):
+            found = stream.push(number)
+            text += stream.take(final=found is not None)
+            if found is not None:
+                return text, found
+        return text + stream.take(final=True), None
+
+    assert read(list(whole)) == read([whole])
+
+
+class Pieces:
+    """Token i is the i-th piece."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.pieces = pieces
+
+    def visible_bytes(self, token_id: int, _params: SamplingParams) -> bytes:
+        return self.pieces[token_id].encode()

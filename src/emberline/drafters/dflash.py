@@ -26,10 +26,11 @@ class DFlashDrafter(BlockDrafter):
             logits = context.allowed(base[:, slot], token_ids)
             ids, drawn_logits = draw(logits, context.temperatures, keys, context.draws)
             token_ids.append(ids)
-            drawn.append(drawn_logits)
+            if context.need_logits:
+                drawn.append(drawn_logits)
         return DraftProposal(
             token_ids=torch.stack(token_ids, dim=1),
             num_drafted=torch.full_like(context.anchors, context.num_drafts),
-            logits=torch.stack(drawn, dim=1) if context.need_logits else None,
+            logits=torch.stack(drawn, dim=1) if drawn else None,
             confidence=None,
         )

@@ -12,13 +12,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from emberline.config import EngineConfig
 from emberline.engine.detokenizer import TextStream, TokenText
-from emberline.engine.grammar import Matcher
+from emberline.engine.grammar import Compiled
 from emberline.engine.output_stream import OutputStream
 from emberline.types import (
     EngineSnapshot,
@@ -58,11 +59,17 @@ class SteppingEngine(Protocol):
         """Whether a step would do anything."""
         ...
 
-    def matcher(self, grammar: Grammar) -> Matcher:
-        """A matcher at the start of a grammar, from any thread; `InvalidRequest` if it is none."""
+    def compile(self, grammar: Grammar) -> Compiled:
+        """A grammar, compiled now or before, from any thread; `InvalidRequest` if it is none."""
         ...
 
-    def add(self, request: Request, text: TextStream | None = None) -> None:
+    def known_grammar(self, grammar: Grammar) -> Compiled | None:
+        """A grammar that is compiled already, from any thread."""
+        ...
+
+    def add(
+        self, request: Request, text: TextStream | None = None, compiled: Compiled | None = None
+    ) -> None:
         """Queue a request, or raise `InvalidRequest` or `QueueFull`."""
         ...
 
@@ -120,9 +127,17 @@ class _Errand:
 class _Arrival(_Errand):
     """Requests of one call, admitted together or not at all."""
 
-    def __init__(self, streams: Sequence[OutputStream]) -> None:
+    def __init__(
+        self, streams: Sequence[OutputStream], compiled: Mapping[Grammar, Compiled]
+    ) -> None:
         super().__init__()
         self.streams = streams
+        self._compiled = compiled
+
+    def grammar_of(self, request: Request) -> Compiled | None:
+        """What binds one of the requests."""
+        grammar = request.params.grammar
+        return None if grammar is None else self._compiled[grammar]
 
 
 class _CacheClearing(_Errand):
@@ -148,6 +163,7 @@ class AsyncEngine:
         self.max_queue = engine.config.scheduler.max_queue
         self.info = dict(engine.info)
         self._engine = engine
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="emberline-grammar")
         self._stall_timeout = stall_timeout
         self._changed = threading.Condition()
         self._inbox: deque[_Errand | str] = deque()  # requests to add, ids to abort
@@ -176,11 +192,10 @@ class AsyncEngine:
             QueueFull: too many wait already.
             EngineStopped: the engine takes no more requests.
         """
-        for grammar in {request.params.grammar for request in requests}:
-            if grammar is not None:
-                await self.check_grammar(grammar)
+        grammars = {request.params.grammar for request in requests} - {None}
+        compiled = {grammar: await self.compile(grammar) for grammar in grammars if grammar}
         streams = [OutputStream(request, self.abort) for request in requests]
-        arrival = _Arrival(streams)
+        arrival = _Arrival(streams, compiled)
         self._send(arrival)
         try:
             await arrival.decided()
@@ -190,13 +205,17 @@ class AsyncEngine:
             raise
         return streams
 
-    async def check_grammar(self, grammar: Grammar) -> None:
-        """Compile a grammar, in a thread of its own: a big one takes long. The result is kept.
+    async def compile(self, grammar: Grammar) -> Compiled:
+        """A grammar, compiled now or before; big ones one at a time, in a thread of their own.
 
         Raises:
             InvalidRequest: it does not compile; the message quotes the compiler.
         """
-        await asyncio.to_thread(self._engine.matcher, grammar)
+        known = self._engine.known_grammar(grammar)
+        if known is not None:
+            return known
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._compiling, self._engine.compile, grammar)
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
         """The outputs of a request, deltas. Closing or cancelling the iterator aborts it."""
@@ -258,6 +277,7 @@ class AsyncEngine:
         with self._changed:
             self._stopping = True
             self._changed.notify()
+        self._compiling.shutdown(wait=False, cancel_futures=True)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -324,7 +344,8 @@ class AsyncEngine:
         try:
             for stream in arrival.streams:
                 request = stream.request
-                self._engine.add(request, self.token_text.stream(request.params))
+                text = self.token_text.stream(request.params)
+                self._engine.add(request, text, arrival.grammar_of(request))
                 taken.append(request.request_id)
         except (InvalidRequest, QueueFull) as refusal:
             for request_id in taken:

@@ -46,7 +46,9 @@ class TokenText:
         self._added: dict[int, str] = {i: str(token.content) for i, token in added.items()}
         special = [i for i, token in added.items() if token.special]
         self.special_ids: frozenset[int] = frozenset(
-            i for i in special + list(tokenizer.all_special_ids) if self._added[i] not in _MARKERS
+            i
+            for i in special + list(tokenizer.all_special_ids)
+            if self._added.get(i) not in _MARKERS
         )
         self._decoder = backend.decoder
         kinds = _decoder_kinds(self._decoder)
@@ -138,9 +140,15 @@ class TextStream:
         start = len(self._tail)
         piece = self._tokens.visible_bytes(token_id, self._params)
         self._tail += piece
-        blocked = self._gate.blocked(piece) if self._gate is not None else 0
-        if blocked:
-            self._floor = start + blocked
+        if self._gate is not None:
+            was_open = self._gate.undecided
+            blocked = self._gate.blocked(piece)
+            if self._gate.undecided:
+                return None  # whether a stop string counts in it is not known yet
+            if blocked:
+                self._floor = start + blocked
+            elif was_open:
+                start = 0
         if not self._stops or not check_stop:
             return None
         return self._find_stop(start)
@@ -152,7 +160,8 @@ class TextStream:
         """
         length = len(self._tail)
         if not final and not self._stopped:
-            length -= self._held_back()
+            undecided = self._gate is not None and self._gate.undecided
+            length = 0 if undecided else length - self._held_back()
         text = self._decode(bytes(self._tail[:length]))
         del self._tail[:length]
         self._floor = max(0, self._floor - length)
@@ -196,6 +205,11 @@ class _Gate:
         self._seen = bytearray()  # what cannot be told yet
         self._closed = False  # the marker has come: only line breaks are left
         self._passed = False
+
+    @property
+    def undecided(self) -> bool:
+        """Whether what has come may still be the opening marker."""
+        return not self._inside and not self._passed
 
     def blocked(self, piece: bytes) -> int:
         """How many bytes at the start of the next piece no stop string may begin in."""

@@ -15,14 +15,14 @@ from emberline.batch import KVSpec
 from emberline.cache.page_pool import PagePool
 from emberline.cache.radix import RadixCache
 from emberline.config import EngineConfig
-from emberline.engine.grammar import GrammarCompiler, Matcher
+from emberline.engine.grammar import Compiled, GrammarCompiler
 from emberline.engine.pace import Pace
 from emberline.engine.prediction import Prediction
 from emberline.engine.request_state import Ending, RequestState, TextStream, append_run
 from emberline.engine.scheduler import ScheduledRequest, Scheduler
 from emberline.engine.scoring import annotate, score_emitted, score_prompts
 from emberline.engine.step import StepParts, StepResult, run_step
-from emberline.engine.step_inputs import build_inputs
+from emberline.engine.step_inputs import StepInputs, build_inputs
 from emberline.engine.trace import BlockTrace, Observer
 from emberline.engine.validation import check_ids, check_length, check_options
 from emberline.sampling.keys import request_seed
@@ -102,25 +102,33 @@ class Engine:
         self.parts = replace(self.parts, planner=planner)
         self.info["planner"] = name
 
-    def matcher(self, grammar: Grammar) -> Matcher:
-        """A matcher at the start of a grammar; the grammar is compiled once. From any thread.
+    def compile(self, grammar: Grammar) -> Compiled:
+        """A grammar, compiled now or before. From any thread; a big one takes seconds.
 
         Raises:
             InvalidRequest: it does not compile, or there is no tokenizer to compile it for.
         """
         if self.grammars is None:
             raise InvalidRequest("a grammar needs a tokenizer", "grammar")
-        return self.grammars.matcher(grammar)
+        return self.grammars.compile(grammar)
 
-    def add(self, request: Request, text: TextStream | None = None) -> None:
-        """Queue a request. Never blocks, but for the compiling of a grammar that is new.
+    def known_grammar(self, grammar: Grammar) -> Compiled | None:
+        """A grammar that is compiled already. From any thread, and never waits."""
+        return self.grammars.known(grammar) if self.grammars is not None else None
+
+    def add(
+        self, request: Request, text: TextStream | None = None, compiled: Compiled | None = None
+    ) -> None:
+        """Queue a request. Never blocks, but to compile a grammar that comes without `compiled`.
 
         Raises:
             InvalidRequest: it can never run; `param` names the field.
             QueueFull: too many wait already.
         """
-        self.validate(request, has_text=text is not None)
+        self._check(request, has_text=text is not None)
         params = request.params
+        if params.grammar is not None and compiled is None:
+            compiled = self.compile(params.grammar)
         room = self.max_model_len if params.max_tokens is None else params.max_tokens
         limit = min(len(request.prompt_token_ids) + room, self.max_model_len, self._cache_len)
         now = self._clock()
@@ -134,7 +142,7 @@ class Engine:
             serial=self._num_added,
             arrived=now,
             deadline=now + (math.inf if request.timeout is None else request.timeout),
-            matcher=self.matcher(params.grammar) if params.grammar is not None else None,
+            matcher=compiled.matcher() if compiled is not None else None,
             prediction=Prediction(request.prediction) if request.prediction else None,
             prompt_scores=None if params.prompt_logprobs is None else [],
         )
@@ -203,7 +211,7 @@ class Engine:
         result = run_step(parts, inputs)
         broken = self._broken(result)
         if self.observer is not None:
-            self.observer(_blocks(plan, result))
+            self.observer(_blocks(plan, inputs, result))
         records = annotate(plan, result, score_emitted(plan, result))
         score_prompts(plan, result)
         predicted = [bool(ids) for ids in inputs.predicted]
@@ -245,7 +253,6 @@ class Engine:
                 counts = drafted[i], admitted[i], accepted[i], len(kept)
                 self._count_verify(state, *counts, predicted=predicted[i])
             self._totals["generation_tokens"] += len(kept)
-            state.num_emitting_steps += bool(kept)
             if kept or ending:
                 scored = records[i]
                 kept_records = scored[: len(kept)] if scored is not None else None
@@ -368,6 +375,11 @@ class Engine:
 
     def validate(self, request: Request, *, has_text: bool) -> None:
         """Raise `InvalidRequest` for what can never run. `has_text`: a tokenizer follows along."""
+        self._check(request, has_text=has_text)
+        if request.params.grammar is not None:
+            self.compile(request.params.grammar)
+
+    def _check(self, request: Request, *, has_text: bool) -> None:
         if request.request_id in self._states:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", "request_id")
         check_ids(request, self.vocab_size)
@@ -390,12 +402,15 @@ def make_cache(parts: StepParts, pool: PagePool, enabled: bool) -> RadixCache:
     )
 
 
-def _blocks(plan: list[ScheduledRequest], result: StepResult) -> list[BlockTrace]:
-    """What was drafted with a confidence, verified and accepted, by request."""
+def _blocks(
+    plan: list[ScheduledRequest], inputs: StepInputs, result: StepResult
+) -> list[BlockTrace]:
+    """What the drafter drafted with a confidence, verified and accepted, by request."""
     if result.confidence is None:
         return []
     columns = zip(
         plan,
+        inputs.predicted,
         result.confidence.tolist(),
         result.num_drafted.tolist(),
         result.num_admitted.tolist(),
@@ -404,6 +419,6 @@ def _blocks(plan: list[ScheduledRequest], result: StepResult) -> list[BlockTrace
     )
     return [
         BlockTrace(entry.state.request.request_id, tuple(sure[:drafted]), admitted, accepted)
-        for entry, sure, drafted, admitted, accepted in columns
-        if drafted
+        for entry, predicted, sure, drafted, admitted, accepted in columns
+        if drafted and not predicted
     ]

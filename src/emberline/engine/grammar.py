@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 CACHED_GRAMMARS = 64
-MAX_SOURCE = 2**20  # characters
+CACHED_SOURCES = 2**22  # characters of them together
+MAX_SOURCE = 2**20  # characters of one
 
 
 class Matcher(Protocol):
@@ -44,8 +45,8 @@ class Matcher(Protocol):
         """Go on by a token; whether it was allowed. One that was not changes nothing."""
         ...
 
-    def rollback(self, num_tokens: int) -> None:
-        """Take back the last tokens that were consumed."""
+    def copy(self) -> Matcher:
+        """Another one at the same place; what happens to the one does not touch the other."""
         ...
 
 
@@ -90,23 +91,32 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, Compiled] = OrderedDict()
 
-    def matcher(self, grammar: Grammar) -> Matcher:
-        """A fresh matcher at the start of the grammar.
+    def known(self, grammar: Grammar) -> Compiled | None:
+        """A grammar that has been compiled already; never waits."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+            return found
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        """A grammar, compiled now or before. A big one takes seconds.
 
         Raises:
             InvalidRequest: it does not compile; the message quotes the compiler.
         """
-        with self._lock:
-            found = self._compiled.get(grammar)
-        if found is None:
-            # Outside the lock: the engine's thread must not wait for somebody else's big grammar.
-            found = self._compile(grammar)
+        found = self.known(grammar)
+        if found is not None:
+            return found
+        # Outside the lock: nobody must wait for somebody else's big grammar.
+        found = self._compile(grammar)
         with self._lock:
             self._compiled[grammar] = found
-            self._compiled.move_to_end(grammar)
-            if len(self._compiled) > CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-            return found.matcher()
+            sizes = {known: len(known.source) for known in self._compiled}
+            while len(sizes) > CACHED_GRAMMARS or sum(sizes.values()) > CACHED_SOURCES:
+                oldest, _ = self._compiled.popitem(last=False)
+                del sizes[oldest]
+        return found
 
     def _compile(self, grammar: Grammar) -> Compiled:
         if len(grammar.source) > MAX_SOURCE:
@@ -133,26 +143,26 @@ def _make_backend(
 
 
 class Walk:
-    """One matcher along runs of drafts; `close` takes it back to where it was."""
+    """A copy of one matcher along a run of drafts: whatever they do to it, the request keeps its own.
+
+    Each mask on the way is computed once.
+    """
 
     def __init__(self, matcher: Matcher, eos_ids: frozenset[int]) -> None:
-        self._matcher = matcher
+        self._start = matcher
         self._eos_ids = eos_ids
-        self._path: list[int] = []  # drafts that the matcher has consumed
-        self._masks: list[Tensor] = []  # entry k: after k of them
+        self._matcher = matcher
+        self._path: list[int] = []
+        self._masks: list[Tensor | None] = []  # entry k: after k drafts; None: they end it
 
     def allowed(self, drafts: Sequence[int]) -> Tensor | None:
         """What may follow these drafts, [V] bool; None if they end the answer or break rules."""
-        shared = 0
-        while shared < min(len(drafts), len(self._path)) and drafts[shared] == self._path[shared]:
-            shared += 1
-        self._back_to(shared)
-        for draft in drafts[shared:]:
-            if draft in self._eos_ids or not self._matcher.consume(draft):
-                return None
+        if not self._masks or self._path[: len(drafts)] != list(drafts)[: len(self._path)]:
+            self._matcher, self._path = self._start.copy(), []
+            self._masks = [self._matcher.allowed()]
+        for draft in drafts[len(self._path) :]:
             self._path.append(draft)
-        if len(self._masks) == len(drafts):
-            self._masks.append(self._matcher.allowed())
+            self._masks.append(self._after(draft))
         return self._masks[len(drafts)]
 
     def num_judged(self, drafts: Sequence[int]) -> int:
@@ -162,26 +172,20 @@ class Walk:
         draft's value decide whether it is verified, and then the token in its place would have to
         come from the residual of what it was drawn from, not from p.
         """
-        for k in range(len(drafts)):
-            if self.allowed(drafts[:k]) is None:
-                return k
-        return len(drafts)
+        self.allowed(drafts)
+        ends = (k for k in range(1, len(drafts)) if self._masks[k] is None)
+        return next(ends, len(drafts))
 
-    def close(self) -> None:
-        """Leave the matcher as it was."""
-        self._back_to(0)
-
-    def _back_to(self, length: int) -> None:
-        self._matcher.rollback(len(self._path) - length)
-        del self._path[length:]
-        del self._masks[length + 1 :]
+    def _after(self, draft: int) -> Tensor | None:
+        over = self._masks[-1] is None or draft in self._eos_ids
+        return None if over or not self._matcher.consume(draft) else self._matcher.allowed()
 
 
 class StepGrammar:
     """The grammars of one step's B requests.
 
     Args:
-        matchers: None for requests that none binds. As they were once `close` has been called.
+        matchers: None for requests that none binds, or that emit nothing in this step.
         eos_ids: what ends an answer.
         device: of the step's tensors.
     """
@@ -217,12 +221,6 @@ class StepGrammar:
             free = torch.ones_like(rows[0])  # type: ignore[arg-type]
             found.append(torch.stack([free if r is None else r for r in rows]).to(self._device))
         return found
-
-    def close(self) -> None:
-        """Take every matcher back to where the step began."""
-        for walk in self._walks:
-            if walk is not None:
-                walk.close()
 
 
 class RowConstraint:

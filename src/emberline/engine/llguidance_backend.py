@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from transformers import PreTrainedTokenizerFast
 
+MAX_LEXER_STATES = 50_000  # of 1 to 2 kB
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 """Between JSON's tokens; bounded, for a model that once indents for ever never stops."""
 
@@ -48,11 +49,20 @@ class LLGuidance:
                     self._tokenizer, n_vocab=size, eos_token=self._eos_ids
                 )
         source = json.dumps({"grammars": _rules(grammar, self._vocabulary)})
-        matcher = llguidance.LLMatcher(self._vocabulary, source, log_level=0)
-        if matcher.is_error():
-            reason = matcher.get_error().strip()
+        limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
+        start = llguidance.LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
+        # Much is compiled only when the first mask and the first token ask for it. That must not be
+        # in the engine's thread, and what fails there is no grammar either.
+        trial = start.deep_copy()
+        allowed = trial.compute_logit_bias()
+        first = next((i for i, may in enumerate(allowed[: self._vocab_size]) if may), None)
+        if not trial.is_error() and first is not None and first not in self._eos_ids:
+            trial.try_consume_tokens([first])
+            trial.compute_logit_bias()
+        if trial.is_error() or first is None:
+            reason = trial.get_error().strip() or "nothing can match it"
             raise InvalidRequest(f"the {grammar.kind} does not compile: {reason}", "grammar")
-        return LLGuidanceCompiled(matcher, self._vocab_size)
+        return LLGuidanceCompiled(start, self._vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +95,9 @@ class LLGuidanceMatcher:
         """See `Matcher`."""
         return bool(self._matcher.try_consume_tokens([token_id]) == 1)
 
-    def rollback(self, num_tokens: int) -> None:
-        """See `Matcher`."""
-        if num_tokens:
-            self._matcher.rollback(num_tokens)
+    def copy(self) -> LLGuidanceMatcher:
+        """See `Matcher`. Its errors last: rolling back would not undo them."""
+        return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocab_size)
 
 
 def _rules(grammar: Grammar, vocabulary: object) -> list[dict[str, object]]:
@@ -97,7 +106,7 @@ def _rules(grammar: Grammar, vocabulary: object) -> list[dict[str, object]]:
     if grammar.kind == "json_schema":
         try:
             schema = json.loads(grammar.source)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise InvalidRequest(f"the json_schema is not JSON: {problem}", "grammar") from None
         options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
         body["json_schema"] = options | schema if isinstance(schema, dict) else schema
@@ -107,26 +116,32 @@ def _rules(grammar: Grammar, vocabulary: object) -> list[dict[str, object]]:
         body["lark_grammar"] = grammar.source
     if grammar.after is None:
         return [body]
-    close = _marker(grammar.after, vocabulary)
-    if close.startswith("<["):
-        rules = f"free: FREE {close}\nFREE: /(.|\\n)*/"
-    else:
-        rules = f"free[suffix={close}]: /(.|\\n)*/"
+    closing, closing_id = _quoted(grammar.after), _special(grammar.after, vocabulary)
+    rules = f"spelled[suffix={closing}]: /(.|\\n)*/\n"
+    if closing_id is None:
+        rules += "free: spelled\n"
+    else:  # a model may write its name in other tokens, too
+        rules += f"free: spelled | FREE <[{closing_id}]>\nFREE: /(.|\\n)*/\n"
     # Line breaks beside a marker belong to it: models write some that are no part of the answer.
+    rules += "BREAKS: /\\n{0,2}/"
     start = "start: free BREAKS @body"
     if grammar.opened_by is not None:
-        opening = _marker(grammar.opened_by, vocabulary)
+        opening, opening_id = _quoted(grammar.opened_by), _special(grammar.opened_by, vocabulary)
+        if opening_id is not None:
+            opening = f"(<[{opening_id}]> | {opening})"
         start = f"start: @body | BREAKS {opening} free BREAKS @body"
-    rules += "\nBREAKS: /\\n{0,2}/"
     return [{"name": "whole", "lark_grammar": f"{start}\n{rules}"}, body]
 
 
-def _marker(text: str, vocabulary: object) -> str:
-    """A fixed text. A special token is no text to llguidance: it is named by its id."""
-    ids = vocabulary.tokenize_str(text, parse_special=True)  # type: ignore[attr-defined]
-    if len(ids) == 1 and vocabulary.is_special_token(ids[0]):  # type: ignore[attr-defined]
-        return f"<[{ids[0]}]>"
+def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def _special(text: str, vocabulary: object) -> int | None:
+    """The special token that a text is, if it is one: no text to llguidance, it goes by its id."""
+    ids = vocabulary.tokenize_str(text, parse_special=True)  # type: ignore[attr-defined]
+    special = len(ids) == 1 and vocabulary.is_special_token(ids[0])  # type: ignore[attr-defined]
+    return int(ids[0]) if special else None
 
 
 def _between_slashes(regex: str) -> str:

@@ -10,6 +10,7 @@ again in the prediction: close ahead of where it left off for one or two of them
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 WINDOW = 16
@@ -18,6 +19,8 @@ NEAR = 24
 """Positions ahead of the last agreement within which one common token is a meeting."""
 LONGEST = 8
 """Tokens looked back at; more of them make no meeting surer."""
+LOOKED_AT = 64
+"""Places looked at for a meeting: the nearest ahead, and half as many behind."""
 ANYWHERE = 3
 """Common tokens that make a meeting wherever they stand."""
 
@@ -62,7 +65,9 @@ class Prediction:
         """The place after the best meeting of the answer's end with the prediction."""
         best: tuple[int, int] | None = None  # common tokens, minus the distance
         found = None
-        for place in self._places.get(self._recent[-1], ()):
+        places = self._places.get(self._recent[-1], [])
+        middle = bisect_left(places, self._left_off)
+        for place in places[max(0, middle - LOOKED_AT // 2) : middle + LOOKED_AT]:
             common = self._common(place)
             distance = abs(place - self._left_off)
             near = self._left_off <= place < self._left_off + NEAR

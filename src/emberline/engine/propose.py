@@ -128,7 +128,7 @@ def _with_predicted(
             logits[req, : len(ids)] = -torch.inf
             logits[req, torch.arange(len(ids), device=device), drafts] = 0.0
         if confidence is not None:
-            confidence[req, : len(ids)] = inputs.predicted_confidence[req]
+            confidence[req, : len(ids)] = inputs.shape.chance(req)
     return DraftProposal(token_ids, num_drafted, logits, confidence)
 
 

@@ -59,7 +59,6 @@ class RequestState:
     prediction: Prediction | None = None
     prompt_scores: list[TokenLogprobs | None] | None = None
     prompt_reported: bool = False  # prompt_scores were handed out
-    num_emitting_steps: int = 0  # steps that emitted tokens of it
     num_written: int = 0  # tokens in the token table's row
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
@@ -77,6 +76,11 @@ class RequestState:
     def num_output(self) -> int:
         """Tokens emitted so far."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_emitting_steps(self) -> int:
+        """Steps that emitted tokens of it: the prompt's last chunk, and verify steps."""
+        return self.stats.num_steps + (self.num_output > 0)
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -72,7 +72,6 @@ def run_step(parts: StepParts, inputs: StepInputs) -> StepResult:
     masks = None
     if inputs.grammar is not None:
         masks = inputs.grammar.masks(proposal, admission.num_admitted)
-        inputs.grammar.close()
     layout = lay_out(parts, inputs, admission, shape)
     batch = forward_batch(parts, inputs, proposal, layout)
     output = parts.target.forward(batch)

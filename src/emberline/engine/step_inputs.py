@@ -35,7 +35,6 @@ class StepInputs:
     need_draft_logits: bool  # whether rejection sampling will read q
     sampling: SamplingBatch
     predicted: tuple[tuple[int, ...], ...]  # [B] drafts of predicted outputs; () = the drafter's
-    predicted_confidence: tuple[float, ...]  # [B] in each of those
     grammar: StepGrammar | None  # None: no grammar binds any request
 
 
@@ -58,14 +57,22 @@ def build_inputs(
         next_known.append(entry.state.token_ids[end] if goes_on else 0)
     width = max(len(state.pages) for state in states)
     limits = [entry.draft_limit for entry in plan]
-    predictions = [state.prediction for state in states]
-    matchers = [state.matcher for state in states]
+    predicted = tuple(
+        state.prediction.ahead(limit) if state.prediction is not None else ()
+        for state, limit in zip(states, limits, strict=True)
+    )
+    chances = tuple(
+        state.prediction.confidence if state.prediction is not None and ids else 0.0
+        for state, ids in zip(states, predicted, strict=True)
+    )
+    matchers = [entry.state.matcher if entry.samples else None for entry in plan]
     return StepInputs(
         shape=StepShape(
             num_known=len(known),
             num_emitting=sum(entry.samples for entry in plan),
             serials=tuple(state.serial for state in states),
             draft_limits=tuple(limits),
+            predicted=chances if any(chances) else (),
         ),
         num_scored_known=sum(entry.num_scored for entry in plan),
         known_ids=ints(known),
@@ -95,12 +102,6 @@ def build_inputs(
             eos_ids=[eos_ids if not p.ignore_eos else frozenset() for p in params],
             device=str(device),
         ),
-        predicted=tuple(
-            prediction.ahead(limit) if prediction is not None else ()
-            for prediction, limit in zip(predictions, limits, strict=True)
-        ),
-        predicted_confidence=tuple(
-            prediction.confidence if prediction is not None else 0.0 for prediction in predictions
-        ),
+        predicted=predicted,
         grammar=StepGrammar(matchers, eos_ids, device) if any(matchers) else None,
     )

@@ -102,7 +102,6 @@ class XGrammarMatcher:
         """See `Matcher`."""
         return not self._matcher.is_terminated() and bool(self._matcher.accept_token(token_id))
 
-    def rollback(self, num_tokens: int) -> None:
+    def copy(self) -> XGrammarMatcher:
         """See `Matcher`."""
-        if num_tokens:
-            self._matcher.rollback(num_tokens)
+        return XGrammarMatcher(self._matcher.fork(), self._vocab_size)

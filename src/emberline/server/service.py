@@ -138,7 +138,7 @@ class Service:
         if asked is None:
             return None
         try:
-            await self.engine.check_grammar(asked.grammar)
+            await self.engine.compile(asked.grammar)
         except InvalidRequest as problem:
             raise InvalidRequest(str(problem), asked.param) from None
         return asked.grammar

@@ -11,7 +11,7 @@ its device knows it in time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,9 +47,9 @@ class Ranked:
         """[B] drafts of each request among the first `budget`: a prefix of its block."""
         return np.bincount(self.reqs[:budget], minlength=self.num_reqs)
 
-    def within(self, depth: int) -> Ranked:
-        """Those of the first `depth` positions."""
-        kept = self.positions < depth
+    def within(self, depth: int, whole: NDArray[np.bool_]) -> Ranked:
+        """Those of the first `depth` positions, and all of the requests in `whole` [B]."""
+        kept = (self.positions < depth) | whole[self.reqs]
         return Ranked(self.survival[kept], self.positions[kept], self.reqs[kept], self.num_reqs)
 
 
@@ -102,7 +102,7 @@ class Outlook:
             {
                 serial: now.values[req, : now.lens[req]]
                 for req, serial in enumerate(shape.serials)
-                if now.lens[req]
+                if now.lens[req] and not shape.chance(req)
             }
         )
 
@@ -115,6 +115,8 @@ class Outlook:
         for req, serial in enumerate(shape.serials):
             known = self._recent[0].get(serial, mean[:0])[:width]
             values[req, : len(known)] = known
+            if shape.chance(req):
+                values[req] = shape.chance(req)
         return Confidences(values, np.array(shape.draft_limits))
 
     def depths(self, shape: StepShape, costs: StepCosts, rule: BudgetRule) -> tuple[int, ...]:
@@ -129,27 +131,33 @@ class Outlook:
             return shape.draft_limits
         ranked = self.expected(shape).ranked()
         best = []
-        for depth in range(max(shape.draft_limits) + 1):
-            theta = tokens_per_second(ranked.within(depth), limit_depth(shape, depth), costs)
+        whole = np.array([shape.chance(req) > 0 for req in range(len(shape.serials))])
+        for depth in range(deepest(shape) + 1):
+            drawn = ranked.within(depth, whole)
+            theta = tokens_per_second(drawn, limit_depth(shape, depth), costs)
             best.append(theta[rule(theta)])
         # A deeper block at no cost is welcome: what is drawn can still be left unverified.
         depth = int(np.flatnonzero(np.array(best) == max(best))[-1])
-        if depth:
+        limits = limit_depth(shape, depth).draft_limits
+        if depth or not deepest(shape):
             self._num_undrafted = 0
-            return limit_depth(shape, depth).draft_limits
+            return limits
         self._num_undrafted += 1
         if self._num_undrafted == PROBE_EVERY:
             self._num_undrafted = 0
-            return self._probe(shape.draft_limits)
-        self._push({})
-        return limit_depth(shape, 0).draft_limits
+            return self._probe(shape)
+        if not any(limits):
+            self._push({})
+        return limits
 
-    def _probe(self, limits: Sequence[int]) -> tuple[int, ...]:
+    def _probe(self, shape: StepShape) -> tuple[int, ...]:
         """One request's whole block; another's the next time."""
-        able = [req for req, limit in enumerate(limits) if limit]
+        limits = shape.draft_limits
+        able = [req for req, limit in enumerate(limits) if limit and not shape.chance(req)]
         chosen = able[self._num_probes % len(able)]
         self._num_probes += 1
-        return tuple(limit if req == chosen else 0 for req, limit in enumerate(limits))
+        without = limit_depth(shape, 0).draft_limits
+        return (*without[:chosen], limits[chosen], *without[chosen + 1 :])
 
     def _push(self, confidences: dict[int, Floats]) -> None:
         self._recent.append(confidences)
@@ -185,8 +193,11 @@ def highest(theta: Floats) -> int:
 
 
 def limit_depth(shape: StepShape, depth: int) -> StepShape:
-    """The same step with no block drawn deeper than `depth`."""
-    limits = tuple(min(limit, depth) for limit in shape.draft_limits)
+    """The same step with no block drawn deeper than `depth`. What is predicted is not drawn."""
+    limits = tuple(
+        limit if shape.chance(req) else min(limit, depth)
+        for req, limit in enumerate(shape.draft_limits)
+    )
     return replace(shape, draft_limits=limits)
 
 
@@ -207,5 +218,16 @@ def tokens_per_second(ranked: Ranked, shape: StepShape, costs: StepCosts) -> Flo
     gains = shape.num_emitting + np.append(0.0, np.cumsum(ranked.survival))
     tokens = shape.num_known + np.arange(len(gains))
     seconds = costs.target_seconds(len(shape.serials), tokens)
-    drafting = sum(limit > 0 for limit in shape.draft_limits)
-    return gains / (seconds + costs.draft_seconds(drafting, max(shape.draft_limits)))
+    drawn = drawn_limits(shape)
+    return gains / (seconds + costs.draft_seconds(len(drawn), max(drawn, default=0)))
+
+
+def drawn_limits(shape: StepShape) -> list[int]:
+    """Limits of the blocks that the drafter draws."""
+    limits = enumerate(shape.draft_limits)
+    return [limit for req, limit in limits if limit and not shape.chance(req)]
+
+
+def deepest(shape: StepShape) -> int:
+    """The deepest of those; 0: the drafter draws none."""
+    return max(drawn_limits(shape), default=0)
