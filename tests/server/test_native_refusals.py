@@ -70,7 +70,9 @@ BODIES: list[tuple[dict[str, Any], str]] = [
     ({"text": "x", "token_ids_logprob": [[1]]}, "token_ids_logprob"),
     ({"text": ["x", "y"], "token_ids_logprob": [[1]]}, "token_ids_logprob"),
     ({"text": ["x", "y"], "token_ids_logprob": [[1], 2]}, "token_ids_logprob"),
-    ({"text": "x", "annotations": True}, "annotations"),
+    ({"text": "x", "annotations": [True]}, "annotations"),
+    ({"text": ["x", "y"], "annotations": [True]}, "annotations"),
+    ({"text": ["x", "y"], "annotations": "all"}, "annotations"),
     ({"text": "x", "logprobs_mode": "cooked"}, "logprobs_mode"),
     ({"text": "x", "accept": "maybe"}, "accept"),
     ({"text": "x", "sampling_params": {"accept": "maybe"}}, "sampling_params.accept"),
@@ -120,6 +122,10 @@ OPTIONS: list[tuple[str, Any]] = [
     ("stop", ""),
     ("stop", ["x"] * 100),
     ("stop_token_ids", [V + 5]),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [V]),
+    ("bad_words", [" "]),
+    ("bad_words", ["x"] * 257),
     ("logit_bias", {"a": 5}),
     ("logit_bias", {str(V): 5}),
     ("logit_bias", {"5": 101}),
@@ -168,6 +174,15 @@ def test_errors_speak_of_the_fields_of_this_route(server: Server) -> None:
         server, {"text": "xy", "sampling_params": options}, "sampling_params.max_new_tokens"
     )
     assert "use max_new_tokens of at most 62" in message
+    options = {"max_new_tokens": -1}
+    message = refused(
+        server, {"text": "xy", "sampling_params": options}, "sampling_params.max_new_tokens"
+    )
+    assert "at least 0" in message
+    wide = {"text": "x", "return_logprob": True, "top_logprobs_num": 5000}
+    message = refused(server, wide, "top_logprobs_num")
+    assert message.startswith("top_logprobs_num asks for 5000")
+    assert "(--max-logprobs)" in message
 
 
 def test_logprob_fields_ask_for_nothing_without_return_logprob(server: Server) -> None:
@@ -178,9 +193,35 @@ def test_logprob_fields_ask_for_nothing_without_return_logprob(server: Server) -
         "logprob_start_len": 1998,
         "top_logprobs_num": 5,
         "token_ids_logprob": [1, 2],
+        "annotations": True,
     }
     meta = server.post(PATH, body).json()["meta_info"]
-    assert not any("logprobs" in key for key in meta)
+    assert not any("logprobs" in key or "annotations" in key for key in meta)
+
+
+def test_annotations_of_some_prompts(server: Server) -> None:
+    def annotated(**fields: Any) -> list[bool]:
+        options = {"max_new_tokens": 2, "ignore_eos": True}
+        body = {"text": ["x", "y", "z"], "sampling_params": options, **fields}
+        metas = [one["meta_info"] for one in server.post(PATH, body).json()]
+        assert all(len(meta.get("output_annotations", "xx")) == 2 for meta in metas)
+        return ["output_annotations" in meta for meta in metas]
+
+    some = [True, False, True]
+    assert annotated(annotations=True, return_logprob=some) == some
+    assert annotated(annotations=some, return_logprob=True) == some
+    assert annotated(annotations=some, return_logprob=[True, True, False]) == [True, False, False]
+
+
+def test_bans_hold(server: Server) -> None:
+    def answer(options: dict[str, Any]) -> dict[str, Any]:
+        options = {"max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 3, **options}
+        body = {"text": "<say>abababababab</say>", "sampling_params": options}
+        return dict(strict(server.post(PATH, body).content))
+
+    assert set(answer({"allowed_token_ids": [30, 31]})["output_ids"]) <= {30, 31}
+    assert "ab" in answer({"temperature": 0})["text"]
+    assert "ab" not in answer({"temperature": 0, "bad_words": ["ab"]})["text"]
 
 
 ODD: list[Any] = [

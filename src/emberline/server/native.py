@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 from fastapi import Request as HttpRequest
@@ -60,6 +61,9 @@ async def _prepare(service: Service, body: GenerateBody) -> NativeCall:
     for one, prompt in zip(asked, prompts, strict=True):
         grammar = grammars[id(one.sampling)]
         params = one.params(len(prompt.token_ids), service.encoder.max_model_len, grammar)
+        if one.sampling.bad_words:
+            words = await service.encoder.bad_words(one.sampling.bad_words)
+            params = replace(params, bad_words=words)
         for choice in range(n):
             index = len(requests)
             requests.append(

@@ -126,6 +126,7 @@ class Asked:
         more: dict[str, Any] = {}
         if self.logprobs:
             more |= {"logprobs": self.num_top, "logprob_token_ids": self.chosen or ()}
+            more |= {"annotations": self.sampling.annotations}
         if self.logprobs and 0 <= self.start < num_prompt - 1:
             more |= {"prompt_logprobs": self.num_top, "prompt_logprobs_start": self.start + 1}
         elif self.sampling.max_new_tokens == 0:  # nothing to draw: the engine wants to score then
@@ -150,7 +151,7 @@ class GenerateBody(Body):
     token_ids_logprob: Chosen | None = None
     return_text_in_logprobs: bool = False
     logprobs_mode: Literal["raw", "processed", "both"] | None = None
-    annotations: bool | None = None
+    annotations: bool | list[bool] | None = None
     accept: Literal["auto", "rejection", "coupled"] | None = None
     speculate: bool | None = None
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
@@ -193,7 +194,7 @@ class GenerateBody(Body):
         """
         prompts = self._prompts()
         count = len(prompts)
-        options = self._share("sampling_params", self._options(), count)
+        options = self._options(count)
         if len({one.n for one in options}) > 1:
             message = "n must be the same for every prompt of a call"
             raise InvalidRequest(message, "sampling_params")
@@ -243,14 +244,25 @@ class GenerateBody(Body):
         given: Any = self.text if self.text is not None else self.input_ids
         return list(given) if self.is_batch else [given]
 
-    def _options(self) -> NativeSampling | list[NativeSampling]:
-        """The sampling options, with those that the body gives for all of them."""
+    def _options(self, count: int) -> list[NativeSampling]:
+        """The sampling options of each prompt, with those that stand in the body itself."""
         values = {name: getattr(self, name) for name in EXTENSIONS}
         given = {name: value for name, value in values.items() if value is not None}
+        notes = given.get("annotations")
+        if isinstance(notes, list):
+            del given["annotations"]
         options = self.sampling_params
         if isinstance(options, list):
-            return [one.with_extras(given) for one in options]
-        return options.with_extras(given)
+            shared = self._share("sampling_params", options, count)
+            each = [one.with_extras(given) for one in shared]
+        else:
+            each = [options.with_extras(given)] * count
+        if not isinstance(notes, list):
+            return each
+        own = self._share("annotations", notes, count)
+        return [
+            one.with_extras({"annotations": wanted}) for one, wanted in zip(each, own, strict=True)
+        ]
 
     def _share(self, name: str, value: Value | list[Value], count: int) -> list[Value]:
         """A value for each prompt: its own where a list was given."""
@@ -287,6 +299,4 @@ class GenerateBody(Body):
         if num_top < 0:
             message = f"top_logprobs_num must be at least 0, got {num_top}"
             raise InvalidRequest(message, "top_logprobs_num")
-        if sampling.annotations and not logprobs:
-            raise InvalidRequest("annotations needs return_logprob: true", "annotations")
         return Asked(prompt, sampling, logprobs, start, num_top, chosen)

@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from emberline.server.protocol import MAX_STOPS, Body, Finite, TokenId, logit_biases
+from emberline.server.protocol import (
+    MAX_BAD_WORDS,
+    MAX_STOPS,
+    BadWord,
+    Body,
+    Finite,
+    TokenId,
+    logit_biases,
+)
 from emberline.server.structured import (
     AskedGrammar,
     StructuralTag,
@@ -42,7 +50,7 @@ _NAMES = {
     "logprob_token_ids": "token_ids_logprob",
     "lark": "grammar",
 }
-_WORD = re.compile(rf"\b({'|'.join(_NAMES)})\b")
+_WORD = re.compile(rf"(?<![-\w])({'|'.join(_NAMES)})\b")  # no part of an option, as --max-logprobs
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
@@ -67,6 +75,8 @@ class NativeSampling(Body):
     seed: int | None = None
     sampling_seed: int | None = None
     logit_bias: dict[str, Finite] = Field(default_factory=dict)
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[BadWord] = Field(default_factory=list, max_length=MAX_BAD_WORDS)
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
     ebnf: Annotated[str, Field(max_length=MAX_EBNF)] | None = None
@@ -93,7 +103,7 @@ class NativeSampling(Body):
         Args:
             room: tokens that the context has left for the answer.
             grammar: what `asked_grammar` asks for.
-            more: what is asked about log-probabilities.
+            more: what is asked about log-probabilities. Bad words are left to who has a tokenizer.
 
         Raises:
             InvalidRequest: a value has no meaning; in the engine's words.
@@ -104,6 +114,9 @@ class NativeSampling(Body):
         if None not in (self.seed, self.sampling_seed) and self.seed != self.sampling_seed:
             raise InvalidRequest("seed and sampling_seed differ: give one", "sampling_seed")
         max_tokens = self.max_new_tokens
+        if max_tokens is not None and max_tokens < 0:
+            message = f"max_new_tokens must be at least 0, got {max_tokens}"
+            raise InvalidRequest(message, "max_new_tokens")
         if max_tokens is None:
             max_tokens = max(1, self.min_new_tokens, min(DEFAULT_NEW_TOKENS, room))
         return SamplingParams(
@@ -125,7 +138,7 @@ class NativeSampling(Body):
             ignore_eos=self.ignore_eos,
             skip_special_tokens=self.skip_special_tokens,
             logprobs_mode=self.logprobs_mode,
-            annotations=self.annotations,
+            allowed_token_ids=self.allowed_token_ids,
             grammar=grammar,
             accept=self.accept,
             speculate=self.speculate,
