@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -353,7 +354,17 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...
     """Token ids of a plain prompt, with whatever special tokens the tokenizer adds."""
     if isinstance(prompt, str):
         return tuple(tokenizer(prompt)["input_ids"])
-    return tuple(prompt)
+    return _ids(prompt, "prompt")
+
+
+def _ids(values: Sequence[int], param: str) -> tuple[int, ...]:
+    """Token ids, NumPy's among them, as plain integers."""
+    try:
+        if not any(isinstance(value, bool) for value in values):
+            return tuple(operator.index(value) for value in values)
+        raise TypeError
+    except TypeError:
+        raise InvalidRequest(f"{param} must be a text or a list of token ids", param) from None
 
 
 def encode_prediction(
@@ -362,17 +373,19 @@ def encode_prediction(
     """Token ids of a predicted answer, which follows a prompt: no special tokens."""
     if isinstance(prediction, str):
         return tuple(tokenizer(prediction, add_special_tokens=False)["input_ids"])
-    return tuple(prediction or ())
+    return () if prediction is None else _ids(prediction, "prediction")
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> tuple[int, ...]:
     """Token ids of a conversation, ready for the assistant's turn.
 
     Raises:
-        InvalidRequest: there is no message.
+        InvalidRequest: there is no message, or they are no messages.
     """
     if not messages:
         raise InvalidRequest("messages is empty: give at least one", "messages")
+    if isinstance(messages, str) or not all(isinstance(one, Mapping) for one in messages):
+        raise InvalidRequest("messages must be a list of {role, content}", "messages")
     ids = tokenizer.apply_chat_template(
         list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
     )
@@ -393,7 +406,7 @@ def encode_pairs(
         if isinstance(continuation, str):
             after = tuple(tokenizer(continuation, add_special_tokens=False)["input_ids"])
         else:
-            after = tuple(continuation)
+            after = _ids(continuation, "continuation")
         for what, ids in (("prompt", before), ("continuation", after)):
             if not ids:
                 raise InvalidRequest(f"a {what} has no token: give at least one", "pairs")

@@ -37,6 +37,13 @@ class QueueFull(RuntimeError):
         self.retry_after = retry_after
 
 
+GRAMMAR_ERROR = "the grammar cannot go on from here: it is too complex, or its matcher failed"
+NO_TOKEN_ERROR = (
+    "the request's options leave no token: allowed_token_ids, bad_words, stop_token_ids with "
+    "min_tokens and the grammar forbid them all"
+)
+ASKED_FOR = frozenset({GRAMMAR_ERROR, NO_TOKEN_ERROR})
+"""Errors that end a request and that its own options are the cause of."""
 TIMED_OUT = "timeout"
 """`stop_reason` of a request that was aborted because its time was over."""
 
@@ -83,6 +90,8 @@ class Grammar:
     def __post_init__(self) -> None:
         if self.kind not in ("json_schema", "regex", "lark"):
             raise InvalidRequest("grammar kind must be json_schema, regex or lark", "grammar")
+        if not isinstance(self.source, str):
+            raise InvalidRequest("grammar source is a text; a schema is its JSON text", "grammar")
         if self.opened_by is not None and self.after is None:
             raise InvalidRequest("opened_by needs after: what ends the free text", "grammar")
 
@@ -201,12 +210,17 @@ class SamplingParams:
                 _is_int("allowed_token_ids", token_id, 0)
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         for word in self.bad_words:
+            if isinstance(word, str):
+                message = "bad_words holds sequences of token ids: tokenize the words first"
+                raise InvalidRequest(message, "bad_words")
             if not word:
                 raise InvalidRequest("bad_words holds an empty word", "bad_words")
             for token_id in word:
                 _is_int("bad_words", token_id, 0)
         object.__setattr__(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
         if self.grammar is not None:
+            if not isinstance(self.grammar, Grammar):
+                raise InvalidRequest("grammar must be a Grammar", "grammar")
             # A grammar says where the answer ends: an option that forbids the end leaves no token.
             for name, given in (
                 ("min_tokens", self.min_tokens > 0),

@@ -12,7 +12,15 @@ from emberline.engine.async_engine import AsyncEngine
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
 from emberline.engine.grammar import CACHED_GRAMMARS, CACHED_SOURCES, GrammarCompiler
-from emberline.types import FinishReason, Grammar, InvalidRequest, Request, SamplingParams
+from emberline.types import (
+    ASKED_FOR,
+    NO_TOKEN_ERROR,
+    FinishReason,
+    Grammar,
+    InvalidRequest,
+    Request,
+    SamplingParams,
+)
 
 from support.engines import make_engine, run
 from support.grammars import Allowed, RuleMatcher
@@ -82,6 +90,53 @@ def test_a_draft_that_is_too_complex_ends_nothing(how: str) -> None:
 def test_what_fails_at_its_first_token_is_refused_when_it_is_compiled(grammar: Grammar) -> None:
     with pytest.raises(InvalidRequest, match=r"compile|JSON"):
         compiler().compile(grammar)
+
+
+LATE = Grammar("regex", "[0-9]{2}(b{1000}){1000}")
+
+
+def test_what_fails_later_fails_the_same_way_every_time() -> None:
+    """A failed matcher's mask says that only the end may come: that is no match."""
+    engine = plain_engine()
+    params = SamplingParams(temperature=0, max_tokens=8, grammar=LATE)
+    for name in "abc":
+        answer = run(engine, [Request(name, (7, 8), params)])[name]
+        assert answer.last.finish_reason is FinishReason.ERROR
+        assert answer.last.error in ASKED_FOR
+
+
+def test_a_grammar_that_failed_is_compiled_anew() -> None:
+    """Copies share a lexer, and one that is at its limit stays there."""
+    known = compiler()
+    first = known.compile(LATE)
+    assert known.known(LATE) is first
+    matcher = first.matcher()
+    for text in "12b":
+        matcher.allowed()
+        matcher.consume(token(text))
+    assert not matcher.allowed().any()
+    assert known.known(LATE) is None
+
+
+def test_a_very_ambiguous_grammar_is_given_up() -> None:
+    """Its masks would take longer and longer, in the engine's thread."""
+    ambiguous = Grammar("lark", 'start: start "a" | "a" | start start')
+    params = SamplingParams(temperature=0, max_tokens=250, grammar=ambiguous, logit_bias={EOS: -99})
+    target = PrefixTarget(vocab_size=SIZE, num_slots=20_000, max_model_len=400)
+    engine = make_engine(target, eos_ids=[EOS])
+    engine.grammars = compiler()
+    answer = run(engine, [Request("r", (7, 8), params)])["r"]
+    assert answer.last.error in ASKED_FOR
+
+
+def test_options_that_leave_no_token_say_so() -> None:
+    engine = plain_engine()
+    nothing = SamplingParams(temperature=0, max_tokens=4, allowed_token_ids=[EOS], min_tokens=2)
+    beside = Request("n", (9, 3), SamplingParams(temperature=0, max_tokens=6))
+    alone = run(plain_engine(), [beside])["n"]
+    answers = run(engine, [Request("r", (7, 8), nothing), beside])
+    assert answers["r"].last.error == NO_TOKEN_ERROR
+    assert answers["n"].token_ids == alone.token_ids
 
 
 def test_every_text_can_be_a_choice() -> None:

@@ -186,3 +186,15 @@ def test_named_tokens_are_no_text_to_a_grammar() -> None:
     assert literal("", tokens) == ""
     assert literal("<g>", tokens) == '"<g>"'
     assert StructuralTag.model_validate(TAG).structures[0].end == "</f>"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_options_that_leave_no_token_are_the_clients_doing(server, stream) -> None:
+    eos = server.ids("<eos>")
+    body = {"prompt": "a", "max_tokens": 4, "allowed_token_ids": eos, "min_tokens": 2}
+    answer = server.post("/v1/completions", body | {"stream": stream})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "no_token"
+    assert "allowed_token_ids" in error["message"]
+    server.alive()

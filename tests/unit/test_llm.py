@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -85,6 +86,25 @@ def test_more_prompts_than_the_queue_holds_under_preemption():
     assert llm.engine.snapshot().num_preemptions > 0
     for prompt, (answer,) in zip(prompts, answers, strict=True):
         assert list(answer.token_ids) == target.greedy(prompt, 30)
+
+
+@pytest.mark.parametrize("prompt", [[1.5, 2], ["a"], [True], None, 7])
+def test_what_are_no_token_ids_are_refused_and_harm_nobody(prompt):
+    target = PrefixTarget()
+    llm = over(target)
+    for call in (lambda: llm.generate([prompt], GREEDY), lambda: llm.score([prompt])):
+        with pytest.raises(InvalidRequest) as caught:
+            call()
+        assert caught.value.param == "prompt"
+    assert not llm.engine.has_work
+    right = np.array([3, 5, 9])
+    assert list(llm.generate([right], GREEDY)[0][0].token_ids) == target.greedy([3, 5, 9], 30)
+
+
+def test_messages_are_no_text(llm):
+    for messages in ("hi", ["hi"]):
+        with pytest.raises(InvalidRequest, match="role, content"):
+            llm.chat(messages)
 
 
 def test_predictions_change_no_answer_and_are_counted():

@@ -8,6 +8,7 @@ import pytest
 
 from emberline.types import (
     FinishReason,
+    Grammar,
     InvalidRequest,
     QueueFull,
     RequestOutput,
@@ -132,3 +133,18 @@ def test_the_histogram_of_accepted_drafts_reconciles_with_the_totals() -> None:
     assert sum(stats.accepted_histogram) == stats.num_steps
     counts = enumerate(stats.accepted_histogram)
     assert sum(length * steps for length, steps in counts) == stats.num_accepted
+
+
+@pytest.mark.parametrize(
+    ("make", "param"),
+    [
+        (lambda: SamplingParams(bad_words=["x"]), "bad_words"),
+        (lambda: SamplingParams(grammar="abc"), "grammar"),
+        (lambda: Grammar("json_schema", {"type": "object"}), "grammar"),
+        (lambda: Grammar("gbnf", "root"), "grammar"),
+    ],
+)
+def test_other_types_are_refused_by_name(make, param):
+    with pytest.raises(InvalidRequest) as caught:
+        make()
+    assert caught.value.param == param

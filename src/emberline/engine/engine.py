@@ -25,8 +25,10 @@ from emberline.engine.step import StepParts, StepResult, run_step
 from emberline.engine.step_inputs import StepInputs, build_inputs
 from emberline.engine.trace import BlockTrace, Observer
 from emberline.engine.validation import check_ids, check_length, check_options
+from emberline.layout import Scored
 from emberline.sampling.keys import request_seed
 from emberline.types import (
+    NO_TOKEN_ERROR,
     TIMED_OUT,
     EngineSnapshot,
     FinishReason,
@@ -40,10 +42,7 @@ from emberline.verify.planner import Planner
 
 CHECK_SECONDS = 10.0
 """Least time between two full checks of the pages, which take milliseconds."""
-BROKEN_ERROR = (
-    "no token can be drawn for this request: the model produced NaN or infinite logits, or its "
-    "options leave no token"
-)
+BROKEN_ERROR = "no token can be drawn: the model produced NaN or infinite logits"
 
 
 class Engine:
@@ -222,7 +221,7 @@ class Engine:
         plan: list[ScheduledRequest],
         result: StepResult,
         records: list[tuple[TokenLogprobs, ...] | None],
-        broken: frozenset[int],
+        broken: dict[int, str],
         predicted: list[bool],
     ) -> list[RequestOutput]:
         """Append what was emitted, cut at stops; count, finish, free."""
@@ -238,7 +237,7 @@ class Engine:
             if i in broken:
                 for pool in self.parts.kv_pools:
                     pool.clear(self._scheduler.private_pages(state))
-                outputs.append(self._finish(state, Ending(FinishReason.ERROR), error=BROKEN_ERROR))
+                outputs.append(self._finish(state, Ending(FinishReason.ERROR), error=broken[i]))
                 continue
             is_first = state.num_output == 0
             state.num_computed += entry.num_known + accepted[i]
@@ -319,22 +318,17 @@ class Engine:
             error=error,
         )
 
-    def _broken(self, result: StepResult) -> frozenset[int]:
-        """Requests whose logits are no distribution: they fail, whoever stands beside them.
+    def _broken(self, result: StepResult) -> dict[int, str]:
+        """Requests whose logits are no distribution fail, whoever stands beside them; and why.
 
-        NaN or an infinity from the model, or options that leave no token. Only rows that something
-        was read from count: what the target says after a rejected draft is nobody's.
+        NaN or an infinity from the model, or options that leave no token.
         """
-        fine = torch.isfinite(result.raw_logits.amax(-1))
+        errors: dict[int, str] = {}
         if result.processed_logits is not result.raw_logits:
-            fine &= torch.isfinite(result.processed_logits.amax(-1))
-        if bool(fine.all()):
-            return frozenset()
-        layout = result.layout
-        bad = (~fine).nonzero().squeeze(-1)
-        req = torch.searchsorted(layout.scored_start_loc[1:].contiguous(), bad, right=True)
-        emitted = torch.isin(bad, result.verdict.scored_index)
-        return frozenset(req[emitted | (bad < layout.window_start[req])].tolist())
+            errors = dict.fromkeys(
+                _no_distribution(result, result.processed_logits), NO_TOKEN_ERROR
+            )
+        return errors | dict.fromkeys(_no_distribution(result, result.raw_logits), BROKEN_ERROR)
 
     def _write_history(self, states: Sequence[RequestState]) -> None:
         """Bring the token table's rows up to date."""
@@ -400,6 +394,23 @@ def make_cache(parts: StepParts, pool: PagePool, enabled: bool) -> RadixCache:
         window=max(windows) if windows and len(windows) == len(kept) else None,
         enabled=enabled,
     )
+
+
+def _no_distribution(result: StepResult, logits: Scored) -> list[int]:
+    """Requests of which some row has no finite best logit.
+
+    Only rows that something was read from count: what the target says after a rejected draft is
+    nobody's.
+    """
+    fine = torch.isfinite(logits.amax(-1))
+    if bool(fine.all()):
+        return []
+    layout = result.layout
+    bad = (~fine).nonzero().squeeze(-1)
+    req = torch.searchsorted(layout.scored_start_loc[1:].contiguous(), bad, right=True)
+    emitted = torch.isin(bad, result.verdict.scored_index)
+    wrong: list[int] = req[emitted | (bad < layout.window_start[req])].tolist()
+    return wrong
 
 
 def _blocks(

@@ -53,6 +53,11 @@ class Matcher(Protocol):
 class Compiled(Protocol):
     """A grammar that has been compiled."""
 
+    @property
+    def broken(self) -> bool:
+        """Whether a matcher of it has failed: it must be compiled anew for the next request."""
+        ...
+
     def matcher(self) -> Matcher:
         """A matcher at its start."""
         ...
@@ -95,8 +100,12 @@ class GrammarCompiler:
         """A grammar that has been compiled already; never waits."""
         with self._lock:
             found = self._compiled.get(grammar)
-            if found is not None:
-                self._compiled.move_to_end(grammar)
+            if found is None:
+                return None
+            if found.broken:
+                del self._compiled[grammar]
+                return None
+            self._compiled.move_to_end(grammar)
             return found
 
     def compile(self, grammar: Grammar) -> Compiled:
@@ -143,7 +152,7 @@ def _make_backend(
 
 
 class Walk:
-    """A copy of one matcher along a run of drafts: whatever they do to it, the request keeps its own.
+    """A copy of one matcher along a run of drafts: the request's own never sees them.
 
     Each mask on the way is computed once.
     """

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MAX_LEXER_STATES = 50_000  # of 1 to 2 kB
+MAX_ITEMS_IN_ROW = 500  # parses kept side by side; masks of a very ambiguous grammar take long
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 """Between JSON's tokens; bounded, for a model that once indents for ever never stops."""
 
@@ -49,7 +50,9 @@ class LLGuidance:
                     self._tokenizer, n_vocab=size, eos_token=self._eos_ids
                 )
         source = json.dumps({"grammars": _rules(grammar, self._vocabulary)})
-        limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
+        limits = llguidance.LLParserLimits(
+            max_lexer_states=MAX_LEXER_STATES, max_items_in_row=MAX_ITEMS_IN_ROW
+        )
         start = llguidance.LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         # Much is compiled only when the first mask and the first token ask for it. That must not be
         # in the engine's thread, and what fails there is no grammar either.
@@ -60,44 +63,52 @@ class LLGuidance:
             trial.try_consume_tokens([first])
             trial.compute_logit_bias()
         if trial.is_error() or first is None:
-            reason = trial.get_error().strip() or "nothing can match it"
+            reason = trial.get_error().partition("<state>")[0].strip() or "nothing can match it"
             raise InvalidRequest(f"the {grammar.kind} does not compile: {reason}", "grammar")
         return LLGuidanceCompiled(start, self._vocab_size)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LLGuidanceCompiled:
-    """A matcher at the start, to be copied."""
+    """A matcher at the start, to be copied. All copies share what the lexer has worked out."""
 
     start: LLMatcher
     vocab_size: int
+    broken: bool = False  # a copy has failed
 
     def matcher(self) -> LLGuidanceMatcher:
         """See `Compiled`."""
-        return LLGuidanceMatcher(self.start.deep_copy(), self.vocab_size)
+        return LLGuidanceMatcher(self.start.deep_copy(), self)
 
 
 class LLGuidanceMatcher:
     """llguidance behind the `Matcher` protocol."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, compiled: LLGuidanceCompiled) -> None:
         self._matcher = matcher
-        self._vocab_size = vocab_size
+        self._compiled = compiled
 
     def allowed(self) -> Tensor:
-        """See `Matcher`. Nothing at all once the grammar is too complex to go on."""
-        if self._matcher.is_error():
-            return torch.zeros(self._vocab_size, dtype=torch.bool)
+        """See `Matcher`."""
+        size = self._compiled.vocab_size
         mask = bytearray(self._matcher.compute_logit_bias())
-        return torch.frombuffer(mask, dtype=torch.uint8)[: self._vocab_size].bool()
+        if self._failed():  # then the mask says that only the end may come
+            return torch.zeros(size, dtype=torch.bool)
+        return torch.frombuffer(mask, dtype=torch.uint8)[:size].bool()
 
     def consume(self, token_id: int) -> bool:
         """See `Matcher`."""
-        return bool(self._matcher.try_consume_tokens([token_id]) == 1)
+        return self._matcher.try_consume_tokens([token_id]) == 1 and not self._failed()
 
     def copy(self) -> LLGuidanceMatcher:
         """See `Matcher`. Its errors last: rolling back would not undo them."""
-        return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocab_size)
+        return LLGuidanceMatcher(self._matcher.deep_copy(), self._compiled)
+
+    def _failed(self) -> bool:
+        failed = bool(self._matcher.is_error())
+        if failed:  # perhaps the lexer, which all copies share: later requests get a new one
+            self._compiled.broken = True
+        return failed
 
 
 def _rules(grammar: Grammar, vocabulary: object) -> list[dict[str, object]]:

@@ -13,14 +13,13 @@ from typing import Protocol
 from emberline.engine.grammar import Matcher
 from emberline.engine.prediction import WINDOW, Prediction
 from emberline.types import (
+    GRAMMAR_ERROR,
     FinishReason,
     Request,
     SamplingParams,
     SpeculationStats,
     TokenLogprobs,
 )
-
-GRAMMAR_ERROR = "the grammar cannot go on from here: it is too complex, or its matcher failed"
 
 
 class TextStream(Protocol):

@@ -26,10 +26,11 @@ def check_ids(request: Request, vocab_size: int) -> None:
         ("bad_words", (token_id for word in params.bad_words for token_id in word)),
     )
     for name, ids in given:
-        outside = [i for i in ids if not 0 <= i < vocab_size]
-        if outside:
-            message = f"{name} holds token id {outside[0]}, outside [0, {vocab_size})"
-            raise InvalidRequest(message, name)
+        for i in ids:
+            if isinstance(i, bool) or not isinstance(i, int):
+                raise InvalidRequest(f"{name} holds {i!r}, which is no token id", name)
+            if not 0 <= i < vocab_size:
+                raise InvalidRequest(f"{name} holds token id {i}, outside [0, {vocab_size})", name)
     for name, width in (
         ("logprobs", params.logprobs),
         ("prompt_logprobs", params.prompt_logprobs),

@@ -74,6 +74,7 @@ class XGrammarCompiled:
 
     compiled: Any
     vocab_size: int
+    broken: bool = False
 
     def matcher(self) -> XGrammarMatcher:
         """See `Compiled`."""

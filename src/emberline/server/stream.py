@@ -20,7 +20,7 @@ from emberline.engine.output_stream import OutputStream
 from emberline.server.errors import ApiError, api_error
 from emberline.server.live_audit import LiveAudit
 from emberline.server.metrics import CallMetrics
-from emberline.types import FinishReason, Request, RequestOutput
+from emberline.types import ASKED_FOR, FinishReason, Request, RequestOutput
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 DONE = b"data: [DONE]\n\n"
@@ -151,6 +151,8 @@ async def _disconnected(receive: Receive) -> None:
 
 def _raise_failure(output: RequestOutput) -> None:
     if output.finish_reason is FinishReason.ERROR:
+        if output.error in ASKED_FOR:
+            raise ApiError(400, output.error, code="no_token")
         raise ApiError(500, output.error or "the engine gave the request up", code="engine_error")
     # One that ran out of time, or that its client aborted, ends with what it has: no error.
     if output.finish_reason is FinishReason.ABORT and output.error is not None:
