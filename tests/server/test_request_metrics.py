@@ -156,11 +156,11 @@ def test_longer_blocks_than_the_drafters_widen_the_histogram() -> None:
     assert got["acceptance_histogram"][12] == got["acceptance_histogram"][0] == 1
 
 
-def test_before_the_first_step_every_figure_is_finite() -> None:
+def test_before_the_first_step_there_are_no_means() -> None:
     got = request_metrics(RequestTimes(), RequestOutput("r"), 3)
     assert got["speculative_decoding"] == {
-        "mean_acceptance_length": 0.0,
-        "draft_acceptance_rate": 0.0,
+        "mean_acceptance_length": None,
+        "draft_acceptance_rate": None,
         "acceptance_histogram": [0, 0, 0, 0],
         "num_spec_steps": 0,
         "num_accepted_draft_tokens": 0,

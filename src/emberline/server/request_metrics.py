@@ -39,8 +39,8 @@ def _speculative_decoding(stats: SpeculationStats, num_spec_tokens: int) -> Json
     histogram = list(stats.accepted_histogram)
     steps = stats.num_steps
     return {
-        "mean_acceptance_length": 1 + stats.num_accepted / steps if steps else 0.0,
-        "draft_acceptance_rate": stats.acceptance_rate,
+        "mean_acceptance_length": 1 + stats.num_accepted / steps if steps else None,
+        "draft_acceptance_rate": stats.acceptance_rate if stats.num_verified else None,
         "acceptance_histogram": histogram + [0] * (widest + 1 - len(histogram)),
         "num_spec_steps": steps,
         "num_accepted_draft_tokens": stats.num_accepted,
