@@ -72,6 +72,8 @@ def test_without_a_key_everything_is_a_401(
     challenge = answer.headers["www-authenticate"]
     assert challenge.startswith("Bearer ")
     assert ("invalid_token" in challenge) == (header is not None)
+    other = header is not None and not header.startswith("Bearer ")
+    assert ("scheme must be Bearer" in error["message"]) == other
     assert not any(key in answer.text for key in KEYS)
 
 

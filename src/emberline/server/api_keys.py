@@ -66,6 +66,9 @@ def _refusal(headers: list[bytes]) -> ApiError:
     if headers:
         challenge += ', error="invalid_token"'
         message = "the API key is not one of this server's: `Authorization: Bearer KEY`"
+        scheme, gap, _ = headers[0].partition(b" ")
+        if scheme.lower() != b"bearer" or not gap:
+            message = "the scheme must be Bearer: `Authorization: Bearer KEY`"
     # The body is never read, so the connection cannot go on.
     return ApiError(
         401,
