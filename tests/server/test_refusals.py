@@ -275,13 +275,24 @@ def test_bodies_that_are_no_strict_json(server: Server, body: bytes) -> None:
     ("body", "key"),
     [
         (b'{"prompt": "x", "prompt": "y"}', "prompt"),
-        (b'{"prompt": "x", "logit_bias": {"5": 1, "5": 2}}', "5"),
-        (b'{"prompt": "x", "stream_options": {"a": [{"b": 1, "c": 2, "b": 3}]}}', "b"),
+        (b'{"prompt": "x", "logit_bias": {"5": 1, "5": 2}}', "logit_bias"),
+        (
+            b'{"prompt": "x", "stream_options": {"a": [{"b": 1, "c": 2, "b": 3}]}}',
+            "stream_options.a[0]",
+        ),
         (b'{"prompt": "x", "\\u006e": 1, "n": 1}', "n"),
     ],
 )
 def test_a_key_that_is_given_twice(server: Server, body: bytes, key: str) -> None:
     assert refused(server, COMPLETIONS, body, key)["code"] == "duplicate_key"
+
+
+def test_reasons_are_in_words_of_our_own(server: Server) -> None:
+    message = refused(server, COMPLETIONS, {"prompt": [1, "x"]}, "prompt")["message"]
+    assert message.startswith("prompt: must be a text, a list of texts")
+    body = {"prompt": "x", "prompt_logprobs": -2}
+    message = refused(server, COMPLETIONS, body, "prompt_logprobs")["message"]
+    assert "at least 0, or -1" in message
 
 
 def test_one_id_that_is_biased_twice(server: Server) -> None:

@@ -6,7 +6,7 @@ Owns strictness of the JSON and how a field is named. Must not know which fields
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -34,6 +34,8 @@ def read_json(body: bytes) -> dict[str, Any]:
         # Refuses NaN, Infinity, lone surrogates and endless nesting.
         data = from_json(body, allow_inf_nan=False)
         json.loads(body, object_pairs_hook=_unique)  # the parser above keeps the last of two
+    except _GivenTwice:
+        raise _given_twice(json.loads(body, object_pairs_hook=_Pairs)) from None
     except ValueError as problem:
         raise ApiError(400, f"the body is not JSON: {problem}", code="invalid_json") from None
     if not isinstance(data, dict):
@@ -41,12 +43,39 @@ def read_json(body: bytes) -> dict[str, Any]:
     return data
 
 
+class _GivenTwice(Exception):
+    """Some object gives a key twice."""
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object of a body, with every pair that it gives."""
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise ApiError(400, f"the body gives {key!r} twice", param=key, code="duplicate_key")
-        seen.add(key)
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise _GivenTwice
+
+
+def _given_twice(body: object) -> ApiError:
+    """The refusal of a body in which an object gives a key twice: it names the field that it is."""
+    location, key = next(_doubled(body, ()))
+    path = field_path(location)
+    message = f"{path or 'the body'} gives {key!r} twice"
+    return ApiError(400, message, param=path or key, code="duplicate_key")
+
+
+def _doubled(value: object, location: Location) -> Iterator[tuple[Location, str]]:
+    """Where objects give a key twice, and which."""
+    if isinstance(value, _Pairs):
+        seen: set[str] = set()
+        for key, inner in value:
+            if key in seen:
+                yield location, key
+            seen.add(key)
+            yield from _doubled(inner, (*location, key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _doubled(inner, (*location, i))
 
 
 def asked_for(
@@ -121,8 +150,13 @@ def first_error(problem: ValidationError, given: object) -> ApiError:
 
 
 def _reason(error: Any) -> str:
-    # pydantic names the class here, which says nothing to a client
-    return "Input should be an object" if error["type"] == "model_type" else str(error["msg"])
+    match error["type"]:
+        case "model_type":
+            return "Input should be an object"  # pydantic names the class, which says nothing
+        case "value_error":
+            return str(error["ctx"]["error"])  # our own words, without pydantic's before them
+        case _:
+            return str(error["msg"])
 
 
 def field_path(location: Location) -> str:

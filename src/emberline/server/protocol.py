@@ -133,6 +133,12 @@ class GenerationBody(Body):
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
         if len(stops) > MAX_STOPS:
             raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings", "stop")
+        if self.prompt_logprobs is not None and self.prompt_logprobs < ALL_LOGPROBS:
+            message = (
+                f"prompt_logprobs must be at least 0, or {ALL_LOGPROBS} for the whole vocabulary, "
+                f"got {self.prompt_logprobs}"
+            )
+            raise InvalidRequest(message, "prompt_logprobs")
         if self.prompt_logprobs_start and self.prompt_logprobs is None:
             raise InvalidRequest(
                 "prompt_logprobs_start needs prompt_logprobs", "prompt_logprobs_start"
