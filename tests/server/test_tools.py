@@ -272,9 +272,13 @@ def test_what_makes_no_sense_is_refused_by_name(server: Server) -> None:
 
 def test_templates_and_parsers_that_know_no_tools() -> None:
     with saying_server() as server:
-        refused(server, "tools", tools=TOOLS)
+        message = refused(server, "tools", tools=TOOLS)
+        assert "template does not show tools" in message
+        assert "--tool-parser" not in message
         assert server.get("/server_info").json()["tool_parser"] == "none"
     with saying_server(options={"tool_parser": "hermes"}) as server:
         assert "template" in refused(server, "tools", tools=TOOLS)
+    with talking_server(HERMES, options={"tool_parser": "none"}) as server:
+        assert "--tool-parser" in refused(server, "tools", tools=TOOLS)
     with talking_server(HERMES, options={"tool_parser": "llama_json"}) as server:
         assert ask(server, called())["message"]["content"] == called()

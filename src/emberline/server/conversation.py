@@ -79,18 +79,20 @@ async def plan(service: Service, asked: Conversation, params: SamplingParams) ->
     dialect = service.dialect
     check_tools(asked.tools, asked.tool_choice)
     tools = asked.callable_tools
-    if tools and dialect.tools == "none":
-        message = (
-            "how this model writes tool calls is not known: leave tools out, or start the server "
-            "with --tool-parser"
-        )
-        raise InvalidRequest(message, "tools")
     prompt = await service.encoder.chat(
         asked.messages,
         add_generation_prompt=asked.add_generation_prompt,
         template_kwargs=_template_kwargs(asked, dialect),
         tools=[tool.rendered() for tool in tools],
     )
+    if (
+        tools and dialect.tools == "none"
+    ):  # and the template shows them: else they are refused above
+        message = (
+            "how this model writes tool calls is not known: leave tools out, or start the server "
+            "with --tool-parser"
+        )
+        raise InvalidRequest(message, "tools")
     thinking = thinking_at(prompt.ending) if dialect.thinks else Thinking.NONE
     bound = await _grammar(service, asked, dialect)
     if bound is not None:
