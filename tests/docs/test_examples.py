@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from emberline.cli import make_app
+
+from support.serving import saying_server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,6 +32,17 @@ def test_python_examples_run(name, capsys):
     for example in examples:
         exec(compile(example, name, "exec"), {})
     assert capsys.readouterr().out
+
+
+def test_the_example_of_responses_runs():
+    [example] = blocks(ROOT / "docs/responses.md", "python")
+    with saying_server(max_model_len=1024) as server:
+        example = example.replace("http://localhost:8000", server.url)
+        names: dict[str, Any] = {}
+        exec(compile(example, "responses.md", "exec"), names)
+        names["client"].close()
+        assert names["second"].previous_response_id == names["first"].id
+        assert server.url in example
 
 
 @pytest.mark.model

@@ -244,6 +244,12 @@ def test_what_was_asked_is_shown(server: Server) -> None:
         ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"stream_options": {}}, "stream_options"),
+        ({"stream_options": {"include_usage": False}}, "stream_options.include_usage"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+            "input[0].call_id",
+        ),
         ({"logprobs": True}, "logprobs"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"min_tokens": 9, "max_output_tokens": 5}, "min_tokens"),
@@ -264,6 +270,29 @@ def test_refusals_name_the_field(server: Server, body: dict[str, Any], param: st
 def test_a_refusal_speaks_of_this_api(server: Server) -> None:
     assert LOGPROBS in refusal(server, {"annotations": True})["message"]
     assert LOGPROBS in refusal(server, {"logprob_token_ids": [3]})["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"n": 2}, "n must be 1"),
+        ({"messages": []}, "use input"),
+        ({"max_tokens": 5}, "use max_output_tokens"),
+        ({"max_completion_tokens": 5}, "use max_output_tokens"),
+        ({"logprobs": True}, LOGPROBS),
+        ({"response_format": {"type": "json_object"}}, "text.format"),
+        ({"guided_json": {}}, "text.format"),
+        ({"guided_regex": "a"}, "structured_outputs.regex"),
+        ({"reasoning_effort": "low"}, "reasoning.effort"),
+        ({"prediction": {"type": "content", "content": "x"}}, "not supported on this route"),
+    ],
+)
+def test_fields_of_other_endpoints_say_what_to_do(
+    server: Server, body: dict[str, Any], words: str
+) -> None:
+    error = refusal(server, body)
+    assert error["param"] == next(iter(body))
+    assert words in error["message"]
 
 
 def test_another_model_and_another_method(server: Server) -> None:

@@ -25,7 +25,13 @@ from emberline.server.records import Json, Ledger, RecordFormat
 from emberline.server.request_metrics import request_metrics
 from emberline.server.responses_body import LOGPROBS, ResponsesBody, renamed
 from emberline.server.responses_events import ResponseBuilder
-from emberline.server.responses_items import Item, MessageItem, as_input, to_messages
+from emberline.server.responses_items import (
+    Item,
+    MessageItem,
+    as_input,
+    check_results,
+    to_messages,
+)
 from emberline.server.responses_output import fresh_id
 from emberline.server.responses_reading import ItemReader
 from emberline.server.responses_shape import ending, failure, response_head, usage_json
@@ -148,7 +154,9 @@ class _ResponseCall:
         Raises:
             InvalidRequest, ApiError: it can never be answered.
         """
-        items = (*_earlier(service, body.previous_response_id), *body.items)
+        earlier = _earlier(service, body.previous_response_id)
+        check_results(earlier, body.items)
+        items = (*earlier, *body.items)
         params = await service.params(body, width="top_logprobs")
         timeout = service.timeout(body.timeout)
         if not items:

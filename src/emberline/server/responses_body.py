@@ -44,6 +44,20 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "prompt": (),
     "prompt_cache_options": (),
 }
+# Fields of the other endpoints that clients carry over, with what to do instead.
+_ELSEWHERE: Mapping[str, str] = {
+    "messages": "use input",
+    "max_tokens": "use max_output_tokens",
+    "max_completion_tokens": "use max_output_tokens",
+    "logprobs": f'use include: ["{LOGPROBS}"]',
+    "response_format": "use text.format",
+    "guided_json": "use text.format",
+    "guided_regex": "use structured_outputs.regex",
+    "guided_choice": "use structured_outputs.choice",
+    "guided_grammar": "use structured_outputs.grammar",
+    "reasoning_effort": "use reasoning.effort",
+    "prediction": "leave it out, or use /v1/chat/completions",
+}
 _UNSUPPORTED_TEXT = {"verbosity": ("medium",)}
 _UNSUPPORTED_REASONING = {
     "context": ("auto",),
@@ -160,7 +174,6 @@ class ResponsesBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     structured_outputs: StructuredOutputs | None = None
     per_request_metrics: MetricsLevel | None = None
-    n: Literal[1] = 1
     store: bool = True
     metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
     stream_options: StreamOptions | None = None  # type: ignore[assignment]
@@ -169,6 +182,9 @@ class ResponsesBody(GenerationBody):
     def asked_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """What is to be validated, nested objects included. Raises `ApiError` as its base does."""
         data = asked_for(given, UNSUPPORTED)
+        for name in filter(_ELSEWHERE.__contains__, data):
+            message = f"{name} is not supported on this route: {_ELSEWHERE[name]}"
+            raise ApiError(400, message, param=name, code="unknown_parameter")
         if isinstance(data.get("input"), list):
             data["input"] = asked_items(data["input"], "input")
         nested = (("text", _UNSUPPORTED_TEXT), ("reasoning", _UNSUPPORTED_REASONING))
@@ -223,6 +239,8 @@ class ResponsesBody(GenerationBody):
 
     def sampling_params(self) -> SamplingParams:
         """Options of the answer. Raises `InvalidRequest` naming the field."""
+        if self.n != 1:
+            raise InvalidRequest(f"n must be 1, got {self.n}: a response has one answer", "n")
         top = self.top_logprobs
         if not 0 <= top <= MAX_TOP_LOGPROBS:
             message = f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {top}"

@@ -14,6 +14,7 @@ from emberline.server.bodies import Fields, asked_for
 from emberline.server.chat_body import Message
 from emberline.server.errors import ApiError
 from emberline.server.tools_body import CalledFunction, ObjectText, ToolCall
+from emberline.types import InvalidRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -173,6 +174,18 @@ def _check_type(value: dict[str, Any], known: Sequence[str], prefix: str) -> Non
 def text_of(content: str | Sequence[InputText | OutputText]) -> str:
     """One text, as chat joins the parts of a message."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def check_results(earlier: Sequence[Item], items: Sequence[Item]) -> None:
+    """Raise `InvalidRequest` for a result in the input `items` that no call before it has."""
+    called = {item.call_id for item in earlier if isinstance(item, FunctionCallItem)}
+    for i, item in enumerate(items):
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        elif isinstance(item, FunctionOutputItem) and item.call_id not in called:
+            path = f"input[{i}].call_id"
+            message = f"{path}: no function_call before it has the call_id {item.call_id!r}"
+            raise InvalidRequest(message, path)
 
 
 def to_messages(items: Sequence[Item]) -> list[Message]:
