@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from emberline.audit import native_api
 from emberline.audit.client import Broken, Refused, Server
 from emberline.audit.outcome import Malformed, NotSupported
 from emberline.audit.records import Answer, Ask
@@ -122,6 +123,20 @@ def test_a_refusal_quotes_the_server():
 def test_a_server_that_wants_a_key():
     with pytest.raises(AuditError, match="--api-key"):
         talk(ScriptedLM(faults={"key"}), ask())
+
+
+@pytest.mark.parametrize("api", ["auto", "native"])
+def test_a_model_that_is_not_there_is_not_replaced_by_another(api):
+    for lm in (ScriptedLM(native_only=True), ScriptedLM(refuses={"model"})):
+        with pytest.raises(AuditError, match=r"--model other: .* lists hash"):
+            talk(lm, ask(), model="other", api=api)
+        assert talk(ScriptedLM(native_only=True), ask(), model="hash", api=api).records
+
+
+def test_the_native_dialect_names_the_model_that_was_given():
+    sent = native_api.body(Ask(prompt="x", max_tokens=1), "hash", ignore_eos=False)
+    assert sent["model"] == "hash"
+    assert "model" not in native_api.body(Ask(prompt="x", max_tokens=1), None, ignore_eos=False)
 
 
 def test_nobody_answers():

@@ -94,7 +94,8 @@ class Server:
         """Find out how the server is to be asked.
 
         Raises:
-            AuditError: nobody answers, a key is wanted, or neither dialect is spoken.
+            AuditError: nobody answers, a key is wanted, the model is not there, or neither dialect
+                is spoken.
         """
         try:
             model = await self._model()
@@ -147,7 +148,8 @@ class Server:
         features = self.features
         if features.api == "native":
             path = native_api.GENERATE
-            body = native_api.body(ask, ignore_eos=features.ignore_eos)
+            named = self._settings.model
+            body = native_api.body(ask, named, ignore_eos=features.ignore_eos)
         else:
             path = openai_api.COMPLETIONS
             body = openai_api.body(
@@ -245,14 +247,30 @@ class Server:
         """The model to name: the one given, or the first listed."""
         if self._settings.model is not None:
             return self._settings.model
+        listed = await self._listed()
+        return listed[0] if listed else "default"
+
+    async def _listed(self) -> list[str]:
+        """The models that the server lists; one of the native dialect alone may list none."""
         reply = await self._http.get("/v1/models")
         self._check_key(reply)
         try:
-            return str(reply.json()["data"][0]["id"])
+            return [str(model["id"]) for model in reply.json()["data"]]
         except (ValueError, LookupError, TypeError):
-            return "default"  # a server of the native dialect alone may list none
+            return []
+
+    async def _check_model(self) -> None:
+        """Raise `AuditError` for a model that was asked for by name and is not listed.
+
+        Many servers of the native dialect pass over the name: they would pass for another model.
+        """
+        name, listed = self._settings.model, await self._listed()
+        if name is not None and listed and name not in listed:
+            raise AuditError(f"--model {name}: {self.url} lists {', '.join(listed)}")
 
     async def _dialect(self, model: str) -> Literal["openai", "native"]:
+        if self._settings.api == "native":
+            await self._check_model()
         if self._settings.api != "auto":
             return self._settings.api
         body = {"model": model, "prompt": "One, two,", "max_tokens": 1, "logprobs": 1}
@@ -260,6 +278,7 @@ class Server:
         if reply.status_code == 200:
             return "openai"
         self._check_key(reply)
+        await self._check_model()
         if await self._is_native():
             return "native"
         raise AuditError(
@@ -269,7 +288,9 @@ class Server:
 
     async def _is_native(self) -> bool:
         """Whether `/generate` is answered."""
-        body = {"text": "One, two,", "sampling_params": {"max_new_tokens": 1}}
+        body: dict[str, Any] = {"text": "One, two,", "sampling_params": {"max_new_tokens": 1}}
+        if self._settings.model is not None:
+            body["model"] = self._settings.model
         reply = await self._http.post(native_api.GENERATE, json=body)
         return reply.status_code == 200
 

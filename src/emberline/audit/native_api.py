@@ -16,8 +16,8 @@ _ROOT_OPTIONS = ("logprobs_mode", "speculate", "accept", "priority")
 """Options that are no sampling parameters and stand beside them."""
 
 
-def body(ask: Ask, *, ignore_eos: bool) -> Json:
-    """The body of a request."""
+def body(ask: Ask, model: str | None, *, ignore_eos: bool) -> Json:
+    """The body of a request. Without a `model` it names none, as this dialect's clients do."""
     sampling: Json = {"max_new_tokens": ask.max_tokens, "temperature": ask.temperature}
     optional = {
         "sampling_seed": ask.seed,
@@ -33,6 +33,8 @@ def body(ask: Ask, *, ignore_eos: bool) -> Json:
         "logprob_start_len": 0 if ask.score_prompt else -1,
         **{name: value for name, value in ask.options.items() if name in _ROOT_OPTIONS},
     }
+    if model is not None:
+        sent["model"] = model
     if isinstance(ask.prompt, str):
         sent["text"] = ask.prompt
     else:
