@@ -253,7 +253,7 @@ class GenerateBody(Body):
             del given["annotations"]
         options = self.sampling_params
         if isinstance(options, list):
-            shared = self._share("sampling_params", options, count)
+            shared: list[NativeSampling] = self._share("sampling_params", options, count)
             each = [one.with_extras(given) for one in shared]
         else:
             each = [options.with_extras(given)] * count
