@@ -13,7 +13,7 @@ from emberline.audit.settings import NOISE
 from emberline.cli import make_app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
-TOOL = PAGE.split("\n## Live audit\n")[0]  # behind it are options of `emberline serve`
+TOOL = PAGE.split("\n## Our own server\n")[0]  # behind it are options of other commands
 
 
 def section(title: str) -> str:
