@@ -354,7 +354,11 @@ def test_keys_and_header_values_are_sent_and_not_written(tmp_path: Path) -> None
 
 
 def test_ctrl_c_ends_in_order_and_reports(tmp_path: Path) -> None:
-    code = "from emberline.cli import main; main()"
+    # A run in the background starts with the signal ignored, and its children inherit that.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from emberline.cli import main; main()"
+    )
     path = tmp_path / "out.json"
 
     def slow(_asked: Asked) -> Reply:
