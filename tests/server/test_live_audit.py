@@ -186,7 +186,7 @@ def test_off_there_is_no_audit(monkeypatch):
         monkeypatch.setattr(
             server.engine._engine,
             "add",
-            lambda request, text: (asked.append(request), add(request, text))[1],
+            lambda request, *rest: (asked.append(request), add(request, *rest))[1],
         )
         server.complete("<say>ok</say>")
         assert info(server) is None
