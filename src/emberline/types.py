@@ -248,10 +248,10 @@ class Request:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
-    prediction: tuple[int, ...] = ()  # what the answer will probably be, to draft from
     choice: int = 0  # distinguishes the draws of choices that share a seed
     priority: int = 0  # lower runs earlier, ties by arrival
     timeout: float | None = None  # seconds from its arrival at the engine to its end; None = none
+    prediction: tuple[int, ...] = ()  # what the answer will probably be, to draft from
 
     def __post_init__(self) -> None:
         _is_int("priority", self.priority, -(2**31), 2**31 - 1)
