@@ -156,7 +156,7 @@ README_TABLES = {
 }
 TABLES = {
     "README.md": README_TABLES,
-    "docs/planning.md": {"policies": serving},
+    "docs/planning.md": {"policies": serving, "serving": serving},
     "docs/structured.md": {"structured": structured},
     "docs/audit.md": {"audit-matrix": audit_matrix, "audit-matrix-bfloat16": audit_matrix},
 }
