@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from emberline.engine.detokenizer import TokenText
 from emberline.server.native_body import Asked
-from emberline.server.records import Json, finite, stats_json
+from emberline.server.records import Json, annotation_json, finite, stats_json
 from emberline.server.stream import dump_json
 from emberline.types import (
     FinishReason,
     RequestOutput,
     SamplingParams,
     SpeculationStats,
-    TokenAnnotation,
     TokenLogprobs,
 )
 
@@ -101,7 +100,9 @@ class NativeAnswer:
                 self._add("processed_output", twins)
             if self._of.params.annotations:
                 notes = [r.annotation for r in output.logprobs or () if r.annotation is not None]
-                self._arrays["output_annotations"].add(map(self._annotation, notes))
+                self._arrays["output_annotations"].add(
+                    annotation_json(self._name, note) for note in notes
+                )
         if output.finished:
             self._trim(output)
 
@@ -165,16 +166,6 @@ class NativeAnswer:
 
     def _name(self, token_id: int) -> str | None:
         return self._tokens.token_str(token_id) if self._of.with_text else None
-
-    def _annotation(self, note: TokenAnnotation) -> Json:
-        draft = note.draft_id
-        return {
-            "step": note.step,
-            "origin": note.origin,
-            "draft_token_id": draft,
-            "draft_token": None if draft is None else self._name(draft),
-            "confidence": note.confidence,
-        }
 
     def _trim(self, output: RequestOutput) -> None:
         """Cut off the text of the EOS that ended the answer, unless it is wanted."""

@@ -7,7 +7,7 @@ the engine, tokenising or streaming.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ class RecordFormat:
                 logprob = {"logprob": finite(record.processed.logprob)}
                 entry["processed"] = logprob | self._alternatives(record.processed)
             if record.annotation is not None:
-                entry["annotation"] = self._annotation(record.annotation)
+                entry["annotation"] = annotation_json(self.name, record.annotation)
             entries.append(entry)
         return entries
 
@@ -106,7 +106,7 @@ class RecordFormat:
                 arrays["processed_token_id_logprobs"] = self._chosen_array(twins)
         if self.params.annotations:
             notes = [None if r is None else r.annotation for r in records]
-            arrays["annotations"] = [note and self._annotation(note) for note in notes]
+            arrays["annotations"] = [note and annotation_json(self.name, note) for note in notes]
         return arrays
 
     def prompt_entries(
@@ -163,16 +163,6 @@ class RecordFormat:
             said["token_id_logprobs"] = self._chosen(record)
         return said
 
-    def _annotation(self, note: TokenAnnotation) -> Json:
-        draft = note.draft_id
-        return {
-            "step": note.step,
-            "origin": note.origin,
-            "draft_token_id": draft,
-            "draft_token": None if draft is None else self.name(draft),
-            "confidence": note.confidence,
-        }
-
     def _chosen_array(
         self, records: Sequence[TokenLogprobs | None]
     ) -> list[dict[str, float] | None]:
@@ -184,6 +174,18 @@ class RecordFormat:
             str(token_id): finite(logprob)
             for token_id, logprob in zip(ids, record.chosen_logprobs, strict=True)
         }
+
+
+def annotation_json(name: Callable[[int], str | None], note: TokenAnnotation) -> Json:
+    """How a token came about; `name` says what a draft is called."""
+    draft = note.draft_id
+    return {
+        "step": note.step,
+        "origin": note.origin,
+        "draft_token_id": draft,
+        "draft_token": None if draft is None else name(draft),
+        "confidence": note.confidence,
+    }
 
 
 class Ledger:
