@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from emberline.train.metrics import block_stats
-from emberline.train.objectives import confidence_loss, fused_loss, position_weights
+from emberline.train.objectives import Mix, confidence_loss, fused_loss, position_weights
 
 
 @pytest.mark.parametrize("with_markov", [True, False])
-@pytest.mark.parametrize(("ce", "l1"), [(0.1, 0.9), (1.0, 0.0)])
-def test_fused_loss_is_the_naive_one_with_its_gradients(with_markov: bool, ce: float, l1: float):
+@pytest.mark.parametrize("mix", [Mix(0.1, 0.9), Mix(1.0, 0.0), Mix(0.1, 0.5, 0.4, 0.3)])
+def test_fused_loss_is_the_naive_one_with_its_gradients(with_markov: bool, mix: Mix):
     torch.manual_seed(0)
     rows, width, rank, vocab = 20, 8, 4, 30
     hidden = torch.randn(rows, width, requires_grad=True)
@@ -22,16 +22,19 @@ def test_fused_loss_is_the_naive_one_with_its_gradients(with_markov: bool, ce: f
     wanted = (hidden, latent, w2) if with_markov else (hidden,)
     markov = (latent, w2) if with_markov else (None, None)
 
-    loss, *per_row = fused_loss(
-        hidden, *markov, head, target_hidden, labels, weights, ce, l1, chunk=7
-    )
+    loss, *per_row = fused_loss(hidden, *markov, head, target_hidden, labels, weights, mix, chunk=7)
     found = torch.autograd.grad(3 * loss, wanted)
 
     logits = hidden @ head.T + (latent @ w2.T if with_markov else 0)
     q, p = torch.softmax(logits, -1), torch.softmax(target_hidden @ head.T, -1)
     naive_ce = -q[torch.arange(rows), labels].log()
     naive_l1 = (p - q).abs().sum(-1)
-    naive = (weights * (ce * naive_ce + l1 * naive_l1)).sum()
+    cold = 1 / mix.sharp_temperature
+    sharp_q = torch.softmax(cold * logits, -1)
+    sharp_p = torch.softmax(cold * (target_hidden @ head.T), -1)
+    sharp = (sharp_p - sharp_q).abs().sum(-1)
+    terms = mix.ce * naive_ce + mix.l1 * naive_l1 + mix.l1_sharp * sharp
+    naive = (weights * terms).sum()
     expected = torch.autograd.grad(3 * naive, wanted)
 
     torch.testing.assert_close(loss, naive)

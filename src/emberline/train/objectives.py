@@ -9,8 +9,8 @@ is accepted (Leviathan et al. 2023), so the L1 term is acceptance itself. Pure f
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,45 +26,97 @@ def position_weights(valid: Tensor, decay: float) -> Tensor:
     return weights / weights.sum().clamp(min=1e-8)
 
 
-def loss_and_gradient(
-    draft_logits: Tensor, target_logits: Tensor, labels: Tensor, ce: float, l1: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Per-row losses and the gradient of `ce * CE + l1 * L1` in the draft's logits.
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Weights of the terms that are computed on logits."""
 
-    With s = sign(q - p): dL1/dlogits = q (s - <q, s>); dCE/dlogits = q - onehot(label).
+    ce: float
+    l1: float
+    l1_sharp: float = 0.0  # of ||p' - q'||_1, both distributions at `sharp_temperature`
+    sharp_temperature: float = 0.5
+
+
+class Rule(Protocol):
+    """Losses of rows of logits, with their gradient: `loss_and_gradient`, or a faster form."""
+
+    def __call__(
+        self,
+        draft_logits: Tensor,
+        target_logits: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        mix: Mix,
+        dtype: torch.dtype,
+    ) -> RowLosses:
+        """See `loss_and_gradient`."""
+        ...
+
+
+class RowLosses(NamedTuple):
+    """What a rule finds on N rows."""
+
+    ce: Tensor  # [N] float32
+    l1: Tensor  # [N] float32, of the distributions at temperature 1
+    total: Tensor  # [N] float32, the mix of the terms
+    gradient: Tensor  # [N, V] of `weights * total` in the draft's logits
+    agree: Tensor  # [N] bool, both argmaxes are the same token
+    hit: Tensor  # [N] bool, the draft's argmax is the label
+
+
+def loss_and_gradient(
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    mix: Mix,
+    dtype: torch.dtype,
+) -> RowLosses:
+    """Losses of rows of logits, and the gradient in the draft's logits.
+
+    With s = sign(q - p): dL1/dlogits = q (s - <q, s>); dCE/dlogits = q - onehot(label). At a
+    temperature t the logits are divided by it, and so is the gradient.
 
     Args:
         draft_logits, target_logits: [N, V] float32.
         labels: [N] int64.
-
-    Returns:
-        CE [N]; L1 [N]; gradient [N, V]; whether both argmaxes agree [N]; whether the draft's
-        argmax is the label [N].
+        weights: [N] float32, of the rows' gradients.
+        mix: of the terms.
+        dtype: of the gradient.
     """
     peak = draft_logits.amax(-1, keepdim=True)
-    q = torch.exp(draft_logits - peak)
-    mass = q.sum(-1, keepdim=True)
-    q = q / mass
-    p = torch.exp(target_logits - target_logits.amax(-1, keepdim=True))
-    p = p / p.sum(-1, keepdim=True)
-    difference = q - p
-    distance = difference.abs().sum(-1)
-    sign = torch.sign(difference)
-    lean = (q * sign).sum(-1, keepdim=True)
-    gradient = q * (ce + l1 * (sign - lean))
+    mass = torch.exp(draft_logits - peak).sum(-1, keepdim=True)
+    q = torch.exp(draft_logits - peak) / mass
+    distance, gradient = _distance(draft_logits, target_logits, 1.0)
     columns = torch.arange(q.shape[-1], device=q.device)
     hit = columns == labels[:, None]
-    gradient = gradient - ce * hit
     picked = torch.where(hit, draft_logits, 0.0).sum(-1)
     cross_entropy = (peak + mass.log()).squeeze(-1) - picked
+    total = mix.ce * cross_entropy + mix.l1 * distance
+    gradient = mix.ce * (q - hit.to(q.dtype)) + mix.l1 * gradient
+    if mix.l1_sharp:
+        sharp, slope = _distance(draft_logits, target_logits, mix.sharp_temperature)
+        total = total + mix.l1_sharp * sharp
+        gradient = gradient + mix.l1_sharp * slope
     choice = draft_logits.argmax(-1)
-    return (
+    return RowLosses(
         cross_entropy,
         distance,
-        gradient,
+        total,
+        (gradient * weights[:, None]).to(dtype),
         choice == target_logits.argmax(-1),
         choice == labels,
     )
+
+
+def _distance(
+    draft_logits: Tensor, target_logits: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """||p - q||_1 [N] at a temperature, and its gradient in the draft's logits [N, V]."""
+    q = torch.softmax(draft_logits / temperature, dim=-1)
+    difference = q - torch.softmax(target_logits / temperature, dim=-1)
+    sign = torch.sign(difference)
+    lean = (q * sign).sum(-1, keepdim=True)
+    return difference.abs().sum(-1), q * (sign - lean) / temperature
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -80,9 +132,9 @@ class _FusedLoss(torch.autograd.Function):
         target_hidden: Tensor,
         labels: Tensor,
         weights: Tensor,
-        mix: tuple[float, float],
+        mix: Mix,
         chunk: int,
-        rule: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]],
+        rule: Rule,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         dtype, width = head.dtype, hidden.shape[1]
         joined = hidden if latent is None else torch.cat((hidden, latent), dim=-1)
@@ -94,20 +146,18 @@ class _FusedLoss(torch.autograd.Function):
         for start in range(0, joined.shape[0], chunk):
             rows = slice(start, start + chunk)
             target_logits = wide_linear(target_hidden[rows].to(dtype), head)
-            ce, l1, gradient, agree, hit = rule(
-                wide_linear(joined[rows], table), target_logits, labels[rows], *mix
-            )
-            gradient = (gradient * weights[rows, None]).to(dtype)
-            grad_joined[rows] = gradient @ table
+            draft_logits = wide_linear(joined[rows], table)
+            found = rule(draft_logits, target_logits, labels[rows], weights[rows], mix, dtype)
+            grad_joined[rows] = found.gradient @ table
             if grad_w2 is not None:
-                grad_w2 += (gradient.t() @ joined[rows, width:]).to(grad_w2.dtype)
-            parts.append((ce, l1, agree, hit))
-        ce, l1, agree, hit = (torch.cat(column) for column in zip(*parts, strict=True))
+                grad_w2 += (found.gradient.t() @ joined[rows, width:]).to(grad_w2.dtype)
+            parts.append((found.ce, found.l1, found.total, found.agree, found.hit))
+        ce, l1, total, agree, hit = (torch.cat(column) for column in zip(*parts, strict=True))
         grad_hidden = grad_joined[:, :width].to(hidden.dtype)
         grad_latent = None if latent is None else grad_joined[:, width:].to(latent.dtype)
         ctx.save_for_backward(grad_hidden, grad_latent, grad_w2)
         ctx.mark_non_differentiable(ce, l1, agree, hit)
-        loss = (weights * (mix[0] * ce + mix[1] * l1)).sum()
+        loss = (weights * total).sum()
         return loss, ce, l1, agree, hit
 
     @staticmethod
@@ -124,12 +174,11 @@ def fused_loss(
     target_hidden: Tensor,
     labels: Tensor,
     weights: Tensor,
-    ce: float,
-    l1: float,
+    mix: Mix,
     chunk: int = 4096,
-    rule: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = loss_and_gradient,
+    rule: Rule = loss_and_gradient,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Weighted sum of CE and L1 without ever holding the logits of all rows.
+    """Weighted sum of the terms on logits without ever holding the logits of all rows.
 
     The draft's logits are `hidden @ head.T + latent @ w2.T`, the target's `target_hidden @ head.T`.
 
@@ -137,16 +186,16 @@ def fused_loss(
         hidden: [N, D] draft states; latent: [N, r] and w2: [V, r] of the Markov head, or None.
         head: [V, D] frozen; its dtype is the dtype of the products.
         target_hidden: [N, D] the target's last hidden states, normed.
-        labels: [N] int64; weights: [N], summing to 1; ce, l1: weights of the terms.
+        labels: [N] int64; weights: [N], summing to 1; mix: of the terms.
         chunk: rows whose [rows, V] tensors exist at once.
-        rule: `loss_and_gradient`, or a compiled version of it.
+        rule: `loss_and_gradient`, or a faster form of it.
 
     Returns:
         The loss, a differentiable scalar; per row and detached: CE [N], L1 [N], whether the
         argmaxes of draft and target agree [N], whether the draft's argmax is the label [N].
     """
     return _FusedLoss.apply(  # type: ignore[no-any-return, no-untyped-call]
-        hidden, latent, w2, head, target_hidden, labels, weights, (ce, l1), chunk, rule
+        hidden, latent, w2, head, target_hidden, labels, weights, mix, chunk, rule
     )
 
 

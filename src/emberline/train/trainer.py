@@ -22,6 +22,8 @@ from emberline.train.dataset import TokenRows
 from emberline.train.features import Batch, GraphedFeatures, make_batch, tap_scale
 from emberline.train.metrics import BlockStats, block_stats
 from emberline.train.objectives import (
+    Mix,
+    Rule,
     confidence_loss,
     fused_loss,
     loss_and_gradient,
@@ -71,7 +73,7 @@ class Trainer:
         self.model.to(target.device)
         self.optimisers = make_optimisers(self.model, config.optim)
         self.forward: Callable[..., Tensor] = self.model
-        self.rule = loss_and_gradient
+        self.rule: Rule = loss_and_gradient
         if compiled:
             self.forward = torch.compile(self.model, dynamic=False)
             self.rule = torch.compile(loss_and_gradient, dynamic=False)
@@ -162,8 +164,7 @@ class Trainer:
             batch.target_hidden,
             blocks.labels.flatten(),
             weights,
-            mix.ce,
-            mix.l1,
+            Mix(mix.ce, mix.l1),
             mix.chunk_rows,
             self.rule,
         )
