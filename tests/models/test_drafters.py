@@ -610,7 +610,7 @@ TENSOR_REFUSALS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "w1 rows": ({"markov_head.markov_w1.weight": torch.zeros(41, RANK)}, "vocabulary of 41"),
     "misshapen": ({"norm.weight": torch.zeros(HIDDEN + 1)}, "'norm.weight' has shape"),
     "confidence": ({"confidence_head.proj.weight": torch.zeros(1, 7)}, "confidence_head"),
-    "no scale": ({"fc.weight": torch.zeros(HIDDEN, 96, dtype=torch.int8)}, "needs a scale a row"),
+    "no scale": ({"fc.weight": torch.zeros(HIDDEN, 96, dtype=torch.int8)}, "needs its scales"),
     "twice": ({"model.norm.weight": torch.zeros(HIDDEN)}, "two tensors are called 'norm.weight'"),
 }
 

@@ -6,7 +6,7 @@ tap or a slot does not crash, it only ruins acceptance.
 
 Read are DeepSpec's `Qwen3DSparkModel` (DSpark, and DFlash as its rank 0), SpecForge's
 `DSparkDraftModel` and z-lab's `DFlashDraftModel`; each in any float dtype, or with int8 tensors
-NAME [out, in] beside NAME_scale [out] float32, dequantised at load.
+as `models/int8.py` has them, dequantised at load.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from emberline.drafters.base import Drafter
 from emberline.drafters.block import BlockBackbone, DraftConfig, EmbedFn, HeadFn
 from emberline.drafters.dflash import DFlashDrafter
 from emberline.drafters.dspark import DSparkDrafter, load_confidence_head, load_markov_head
+from emberline.models.int8 import expand
 from emberline.models.rotary import RopeTable, rope_from_config
 from emberline.models.target import Target
 from emberline.models.weights import ModelError, Weights, load_folder, read_json
@@ -111,7 +112,7 @@ def load_drafter(
     """
     folder = Path(folder)
     config = read_draft_config(folder)
-    weights = normalise(load_folder(folder), dtype)
+    weights = normalise(load_folder(folder))
     _check_target(folder, config, weights, target, device)
     backbone = BlockBackbone(
         config,
@@ -144,11 +145,12 @@ def load_drafter(
     return drafter
 
 
-def normalise(weights: Weights, dtype: torch.dtype) -> Weights:
-    """The same checkpoint under DeepSpec's names, int8 tensors dequantised to `dtype`.
+def normalise(weights: Weights) -> Weights:
+    """The same checkpoint under DeepSpec's names, int8 matrices as float32.
 
     Raises:
-        ModelError: two tensors have the same name once their prefixes are gone.
+        ModelError: two tensors have one name once their prefixes are gone, or int8 values lack
+            their scales.
     """
     tensors: dict[str, Tensor] = {}
     for name in weights.names():
@@ -158,12 +160,7 @@ def normalise(weights: Weights, dtype: torch.dtype) -> Weights:
         if short in tensors:
             raise ModelError(f"{weights.source}: two tensors are called {short!r}")
         tensors[short] = weights.take(name)
-    for name in [n for n, tensor in tensors.items() if tensor.dtype == torch.int8]:
-        scale = tensors.pop(f"{name}_scale", None)
-        if scale is None or scale.shape != tensors[name].shape[:1]:
-            raise ModelError(f"{weights.source}: int8 {name!r} needs a scale a row, {name}_scale")
-        tensors[name] = (tensors[name].float() * scale.float()[:, None]).to(dtype)
-    return Weights(tensors, weights.source)
+    return Weights(expand(tensors, weights.source), weights.source)
 
 
 def _parse(raw: Mapping[str, Any]) -> DraftConfig:

@@ -2,7 +2,7 @@
 
 The full folder carries embedding and output head as frozen copies of the target's, as other
 engines of this dialect expect. The compact form leaves them out and stores every matrix NAME as
-int8 rows with `NAME_scale`, one float32 a row.
+int8 with a scale for every 64 columns of a row (`models/int8.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from emberline.models.int8 import SCALE, expand, quantise
 from emberline.models.weights import load_folder
 from emberline.train.backbone import DraftModel
 from emberline.train.config import DraftConfig
 
-SCALE = "_scale"
 WEIGHTS = "model.safetensors"
 SHARED = ("embed_tokens.weight", "lm_head.weight")
 
@@ -33,15 +33,6 @@ def checkpoint_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def quantise_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 by row. [m, n] float -> int8 [m, n], scale [m] float32.
-
-    Each value is off by at most half its row's scale.
-    """
-    scale = matrix.float().abs().amax(dim=1).clamp(min=1e-12) / 127
-    return (matrix.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
-
-
 def compact(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Checkpoint tensors in the compact form: matrices int8 with scales, the rest float32."""
     result: dict[str, Tensor] = {}
@@ -49,19 +40,8 @@ def compact(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name in SHARED:
             continue
         if tensor.dim() == 2:
-            result[name], result[name + SCALE] = quantise_rows(tensor)
+            result[name], result[name + SCALE] = quantise(tensor)
         else:
-            result[name] = tensor.float()
-    return result
-
-
-def expand(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo `compact`: float32 checkpoint tensors. Tensors without a scale pass through."""
-    result = {}
-    for name, tensor in tensors.items():
-        if name + SCALE in tensors:
-            result[name] = tensor.float() * tensors[name + SCALE][:, None]
-        elif not name.endswith(SCALE):
             result[name] = tensor.float()
     return result
 
@@ -78,8 +58,9 @@ def read_draft(source: Path) -> tuple[DraftConfig, dict[str, Tensor]]:
     if not (source / WEIGHTS).is_file():
         raise FileNotFoundError(f"{source}: expected a checkpoint file or a folder with {WEIGHTS}")
     raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    tensors = expand(load_file(source / WEIGHTS))
-    return DraftConfig.from_json(raw), {n: t for n, t in tensors.items() if n not in SHARED}
+    tensors = expand(load_file(source / WEIGHTS), str(source))
+    own = {name: tensor.float() for name, tensor in tensors.items() if name not in SHARED}
+    return DraftConfig.from_json(raw), own
 
 
 def load_model(config: DraftConfig, tensors: Mapping[str, Tensor]) -> DraftModel:
