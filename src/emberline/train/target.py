@@ -189,6 +189,11 @@ class Lockstep:
         angles = rotary_table(target.theta, shape.head_dim, seq_len, target.device)
         self.cos = angles.cos().to(target.dtype)
         self.sin = angles.sin().to(target.dtype)
+        self.attend: Callable[[Tensor, Tensor, Tensor, int], Tensor] = lockstep_attention
+        if target.device.type == "cuda":
+            from emberline.train import kernels
+
+            self.attend = kernels.lockstep_attention
 
     def forward(self, token_ids: Tensor, position: int) -> Tensor:
         """Logits [B, V] float32 of the token after `token_ids` [B], all at `position`."""
@@ -202,14 +207,22 @@ class Lockstep:
             keys, values = self.keys[index], self.values[index]
             keys[:, :, position] = key
             values[:, :, position] = value
-            # The query heads of one KV head become rows of one small product: no mask, no
-            # repetition of the keys.
-            grouped = query.view(query.shape[0], shape.kv_heads, -1, shape.head_dim)
-            scores = grouped @ keys[:, :, : position + 1].mT
-            chances = torch.softmax(scores.float() * shape.head_dim**-0.5, dim=-1)
-            attended = chances.to(values.dtype) @ values[:, :, : position + 1]
-            x = target.finish(x, attended.reshape(x.shape[0], -1), layer, shape)
+            attended = self.attend(query, keys, values, position + 1)
+            x = target.finish(x, attended.flatten(1), layer, shape)
         return target.logits(norm(x, target.final_norm, shape.eps), target.head)
+
+
+def lockstep_attention(query: Tensor, keys: Tensor, values: Tensor, count: int) -> Tensor:
+    """Attention of one token a sequence over the first `count` entries of its cache.
+
+    query [B, H, Dh]; keys, values [B, Hkv, L, Dh] -> [B, H, Dh].
+    """
+    # The query heads of one KV head become rows of one small product: no mask, no repetition of
+    # the keys.
+    grouped = query.unflatten(1, (keys.shape[1], -1))
+    scores = grouped @ keys[:, :, :count].mT
+    chances = torch.softmax(scores.float() * query.shape[-1] ** -0.5, dim=-1)
+    return (chances.to(values.dtype) @ values[:, :, :count]).flatten(1, 2)
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:

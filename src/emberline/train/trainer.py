@@ -76,7 +76,10 @@ class Trainer:
         self.rule: Rule = loss_and_gradient
         if compiled:
             self.forward = torch.compile(self.model, dynamic=False)
-            self.rule = torch.compile(loss_and_gradient, dynamic=False)
+        if target.device.type == "cuda":
+            from emberline.train import kernels
+
+            self.rule = kernels.loss_rows
         self.features: GraphedFeatures | None = None
         if compiled and target.device.type == "cuda":
             shape = torch.Size((config.seqs_per_step, self.rows.tokens.shape[1]))
