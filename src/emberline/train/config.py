@@ -150,12 +150,13 @@ class SynthesisConfig:
     seq_len: int = 512
     seed: int = 0
     plain_fraction: float = 0.06  # rows that continue plain text instead of chatting
-    opening_fraction: float = 0.85  # chats whose first user turn starts with a given opening
+    question_fraction: float = 0.0  # chats whose first user turn is a given question
+    opening_fraction: float = 0.85  # of the other chats: the first user turn starts as given
     system_fraction: float = 0.10  # chats with another system prompt than the template's
     user_limit: int = 160  # tokens after which a user turn is closed
     user_temperature: float = 0.8
     temperatures: tuple[float, ...] = (1.0, 0.7, 0.01)  # of the answers, one drawn for each row
-    temperature_weights: tuple[float, ...] = (0.45, 0.30, 0.25)
+    temperature_weights: tuple[float, ...] = (0.40, 0.25, 0.35)
 
     def __post_init__(self) -> None:
         if min(self.rounds, self.batch_size, self.seq_len) < 1:

@@ -31,6 +31,7 @@ class TurnScript:
     """The template's own tokens around turns."""
 
     before_user: str  # text from the start of the chat to the first user turn, default system turn
+    other_systems: tuple[str, ...]  # the same with other system turns
     to_answer: tuple[int, ...]  # from the end of a user turn to the start of the answer
     to_user: tuple[int, ...]  # from the end of an answer to the start of the next user turn
     stop_ids: tuple[int, ...]  # tokens that end a turn; the first also closes a turn that is cut
@@ -57,7 +58,8 @@ def read_script(tokenizer: Any, stop_ids: tuple[int, ...]) -> TurnScript:
 
     closing = tokenizer(to_answer, add_special_tokens=False).input_ids[0]
     ordered = (closing, *(stop for stop in stop_ids if stop != closing))
-    return TurnScript(before, ids(to_answer), ids(to_user), ordered)
+    others = tuple(_other_system(tokenizer, prompt) for prompt in SYSTEM_PROMPTS)
+    return TurnScript(before, others, ids(to_answer), ids(to_user), ordered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +76,14 @@ def make_starts(
     tokenizer: Any, script: TurnScript, config: SynthesisConfig, rng: random.Random
 ) -> Starts:
     """Draw a round's beginnings: chat or plain, system prompt, opening, temperature."""
-    rows, roles = [], []
-    for _ in range(config.batch_size):
-        if rng.random() < config.plain_fraction:
-            text, role = rng.choice(PLAIN), Role.PLAIN
-        else:
-            text, role = script.before_user, Role.USER
-            if rng.random() < config.system_fraction:
-                text = _other_system(tokenizer, rng.choice(SYSTEM_PROMPTS))
-            if rng.random() < config.opening_fraction:
-                text += rng.choice(OPENINGS)
-        rows.append(tokenizer(text, add_special_tokens=False).input_ids)
-        roles.append(int(role))
+    starts = [_start(script, config, rng) for _ in range(config.batch_size)]
+    encoded = tokenizer([text for text, _ in starts], add_special_tokens=False).input_ids
+    roles = [int(role) for _, role in starts]
+    asked = (script.stop_ids[0], *script.to_answer)
+    rows = [
+        [*ids, *asked] if role == Role.ANSWER else list(ids)
+        for ids, role in zip(encoded, roles, strict=True)
+    ]
     longest = min(max(map(len, rows)), config.seq_len - 1)
     padded = [row[:longest] + [0] * (longest - len(row)) for row in rows]
     drawn = rng.choices(config.temperatures, config.temperature_weights, k=config.batch_size)
@@ -95,6 +93,22 @@ def make_starts(
         roles=torch.tensor(roles),
         temperatures=torch.tensor(drawn, dtype=torch.float32),
     )
+
+
+def _start(script: TurnScript, config: SynthesisConfig, rng: random.Random) -> tuple[str, Role]:
+    """One row's given text, and what the model writes after it."""
+    if rng.random() < config.plain_fraction:
+        return rng.choice(PLAIN), Role.PLAIN
+    text = script.before_user
+    if rng.random() < config.system_fraction:
+        text = rng.choice(script.other_systems)
+    if rng.random() < config.question_fraction:
+        from emberline.train.questions import make_question
+
+        return text + make_question(rng), Role.ANSWER
+    if rng.random() < config.opening_fraction:
+        text += rng.choice(OPENINGS)
+    return text, Role.USER
 
 
 def _other_system(tokenizer: Any, prompt: str) -> str:
