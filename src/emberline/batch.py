@@ -61,6 +61,13 @@ class KVSpec:
     head_dim: int
     lookahead: int = 0  # by how many positions a prefix match is shortened (EAGLE-3: 1)
     window: int | None = None  # tokens the furthest-looking layer sees, itself included; None: all
+    value_dim: int | None = None  # of the values where they have another width than the keys
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Keys and values that a token takes, all layers together."""
+        width = self.head_dim + (self.value_dim or self.head_dim)
+        return self.num_layers * self.num_kv_heads * width
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +152,13 @@ class DraftProposal:
 
 @dataclass(frozen=True, slots=True)
 class CommittedTokens:
-    """Tokens whose target KV became final in this step, with what a drafter needs to follow."""
+    """Tokens whose target KV became final in this step, with what a drafter needs to follow.
 
+    Request-major, in sequence order; every request of the step commits at least one.
+    """
+
+    lens: Tensor  # [B] int64, tokens of each request; they add up to C
+    page_table: Tensor  # [B, M] int64
     token_ids: Tensor  # [C] int64
     following_ids: Tensor  # [C] int64, the next token of the sequence, known by now
     positions: Tensor  # [C] int64

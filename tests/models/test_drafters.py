@@ -5,47 +5,36 @@ A new drafter joins by one row in `CASES`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from emberline.batch import CommittedTokens, DraftContext, DraftProposal, DrawKeys, KVSpec, Purpose
+from emberline.batch import CommittedTokens, DraftProposal, KVSpec, Purpose
 from emberline.drafters import DRAFTERS, Drafter, NGramDrafter
-from emberline.drafters.checkpoint import load_drafter, read_draft_config
+from emberline.drafters.checkpoint import read_draft_config
 from emberline.models.weights import ModelError
-from emberline.sampling.keys import KeyedDraws
 
-VOCAB, HIDDEN, RANK, BLOCK, TARGET_LAYERS = 40, 32, 8, 5, 4
-HEADS, KV_HEADS, HEAD_DIM, WIDE, LAYERS = 4, 2, 8, 48, 2
-TAPS = (-1, 1, 3)
-PAGE_SIZE, PAGES_PER_REQ = 16, 10
-LENGTHS = (3, 21, 140, 1)  # tokens before the anchor; one neighbour needs a second key window
-
-
-class TinyTarget:
-    """The target protocol's shared parts, random weights."""
-
-    vocab_size = VOCAB
-    max_model_len = PAGE_SIZE * PAGES_PER_REQ
-    kv_spec = KVSpec(TARGET_LAYERS, KV_HEADS, HEAD_DIM)
-    min_rows = 8
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
-        self.matrix = torch.randn(VOCAB, HIDDEN, generator=generator)
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self.embedding[token_ids]
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden.float() @ self.matrix.T
+from support.drafter_world import (
+    BLOCK,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    LENGTHS,
+    RANK,
+    TAPS,
+    TARGET_LAYERS,
+    VOCAB,
+    WIDE,
+    TinyTarget,
+    World,
+    load,
+)
+from support.tiny_eagle3 import eagle3_config, eagle3_tensors
 
 
 def draft_config(**changes: Any) -> dict[str, Any]:
@@ -116,31 +105,6 @@ def draft_tensors(head: str | None = "vanilla", *, bias: bool = False) -> dict[s
     return {**tensors, **biases}
 
 
-def load(
-    folder: Path,
-    config: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
-    target: TinyTarget | None = None,
-    num_draft_tokens: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    temperatures: tuple[float, ...] | None = None,
-) -> Drafter:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / FILE)
-    return load_drafter(
-        folder,
-        target or TinyTarget(),
-        dtype=dtype,
-        device="cpu",
-        num_pages=1 + len(LENGTHS) * PAGES_PER_REQ,
-        page_size=PAGE_SIZE,
-        num_draft_tokens=num_draft_tokens,
-        confidence_temperatures=temperatures,
-    )
-
-
-FILE = "model.safetensors"
 DFLASH = {"markov_rank": 0, "enable_confidence_head": False}
 ZLAB: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],
@@ -165,86 +129,15 @@ CASES: dict[str, Callable[[Path], Drafter]] = {
     ),
     "dflash": lambda path: load(path, draft_config(**DFLASH), draft_tensors(None)),
     "dflash-shifted": lambda path: load(path, draft_config(**ZLAB), draft_tensors(None)),
+    "eagle3": lambda path: load(path, eagle3_config(), eagle3_tensors()),
+    "eagle3-two": lambda path: load(
+        path, eagle3_config(num_hidden_layers=2), eagle3_tensors(num_layers=2)
+    ),
+    "eagle3-bfloat16": lambda path: load(
+        path, eagle3_config(), eagle3_tensors(), dtype=torch.bfloat16
+    ),
     "ngram": lambda _path: NGramDrafter(num_draft_tokens=4, min_match=1),
 }
-
-
-@dataclass
-class RecordingDraws:
-    """The engine's draws, remembering what each was made from."""
-
-    inner: KeyedDraws
-    seen: list[tuple[torch.Tensor, DrawKeys, torch.Tensor]]
-
-    def categorical(self, logits: torch.Tensor, keys: DrawKeys) -> torch.Tensor:
-        ids = self.inner.categorical(logits, keys)
-        self.seen.append((logits.clone(), keys, ids.clone()))
-        return ids
-
-    def proportional(self, weights: torch.Tensor, keys: DrawKeys) -> torch.Tensor:
-        raise AssertionError("a drafter draws through `draw`")
-
-    def coin(self, probs: torch.Tensor, keys: DrawKeys) -> torch.Tensor:
-        raise AssertionError("a drafter accepts nothing")
-
-
-class World:
-    """Four requests of different length with all they have committed, in shuffled pages."""
-
-    def __init__(self, drafter: Drafter, page_seed: int = 0) -> None:
-        self.drafter = drafter
-        num_pages = len(LENGTHS) * PAGES_PER_REQ
-        shuffled = torch.randperm(num_pages, generator=torch.Generator().manual_seed(page_seed))
-        self.page_table = (shuffled + 1).view(len(LENGTHS), PAGES_PER_REQ)
-        generator = torch.Generator().manual_seed(3)
-        shape = (len(LENGTHS), PAGE_SIZE * PAGES_PER_REQ)
-        self.tokens = torch.randint(0, VOCAB, shape, generator=generator)
-        self.taps = torch.randn(*shape, len(TAPS) * HIDDEN, generator=generator)
-        self.draws = RecordingDraws(KeyedDraws(), [])
-
-    def observe(self, req: int, start: int, end: int, taps: torch.Tensor | None = None) -> None:
-        positions = torch.arange(start, end)
-        pages = self.page_table[req, positions // PAGE_SIZE]
-        self.drafter.observe(
-            CommittedTokens(
-                token_ids=self.tokens[req, start:end],
-                following_ids=self.tokens[req, start + 1 : end + 1],
-                positions=positions,
-                slot_mapping=pages * PAGE_SIZE + positions % PAGE_SIZE,
-                req_index=torch.full((end - start,), req),
-                taps=(self.taps[req, start:end] if taps is None else taps)
-                if self.drafter.taps
-                else None,
-            )
-        )
-
-    def observe_all(self, chunk: int = 1000) -> World:
-        for req, length in enumerate(LENGTHS):
-            for start in range(0, length, chunk):
-                self.observe(req, start, min(start + chunk, length))
-        return self
-
-    def context(self, reqs: list[int], temperatures: list[float], **changes: Any) -> DraftContext:
-        index = torch.tensor(reqs)
-        lengths = torch.tensor(LENGTHS)[index]
-        context = DraftContext(
-            num_drafts=self.drafter.max_draft_tokens,
-            req_index=index,
-            anchors=self.tokens[index, lengths],
-            positions=lengths,
-            page_table=self.page_table[index],
-            history=self.tokens,
-            temperatures=torch.tensor(temperatures),
-            seeds=index * 1000 + 17,
-            purposes=torch.where(index % 2 == 1, int(Purpose.TARGET), int(Purpose.DRAFT)),
-            need_logits=True,
-            draws=self.draws,
-        )
-        return replace(context, **changes)
-
-    def propose(self, reqs: list[int], temperatures: list[float], **changes: Any) -> DraftProposal:
-        with torch.inference_mode():
-            return self.drafter.propose(self.context(reqs, temperatures, **changes))
 
 
 @pytest.fixture(params=CASES)
@@ -630,6 +523,6 @@ def test_shifted_class_with_a_markov_head_is_refused(tmp_path: Path) -> None:
 
 def test_block_draft_needs_taps(tmp_path: Path) -> None:
     nothing = torch.zeros(0, dtype=torch.int64)
-    committed = CommittedTokens(nothing, nothing, nothing, nothing, nothing, None)
+    committed = CommittedTokens(*[nothing] * 7, None)
     with pytest.raises(ValueError, match="needs the target's taps"):
         CASES["dflash"](tmp_path).observe(committed)

@@ -22,7 +22,7 @@ from emberline.drafters.checkpoint import load_drafter, read_draft_config
 from emberline.sampling.keys import KeyedDraws
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-KINDS = ("vanilla", "gated", "rnn", "dflash")
+KINDS = ("vanilla", "gated", "rnn", "dflash", "eagle3")
 PAGE_SIZE = 16
 PAGES_PER_REQ = 8
 MAX_LEN = PAGE_SIZE * PAGES_PER_REQ
@@ -96,6 +96,8 @@ def observe(drafter: Drafter, run: Run, page_table: torch.Tensor, start: int, en
     following = torch.tensor([*run.tokens, 0])[start + 1 : end + 1]
     drafter.observe(
         CommittedTokens(
+            lens=torch.tensor([end - start]),
+            page_table=page_table[run.index][None],
             token_ids=torch.tensor(run.tokens[start:end]),
             following_ids=following,
             positions=positions,
@@ -201,13 +203,13 @@ def test_run_is_the_recorded_one(kind: str, together: bool, target: Transformers
         assert output[: run.limit] == recorded["output_ids"]
         assert len(run.steps) == len(recorded["steps"])
         for ours, theirs in zip(run.steps, recorded["steps"], strict=True):
-            confidence, expected = ours.pop("confidence"), theirs.pop("confidence")
+            confidence, expected = ours.pop("confidence"), theirs.pop("confidence", None)
             assert ours == theirs
             assert (confidence is None) == (expected is None)
             if expected is not None:
                 assert confidence == pytest.approx(expected, abs=1e-4)
         assert [s["accepted"] + 1 for s in run.steps] == recorded["accept_lengths"]
-        for step in (0, 1):
+        for step in (0, 1) if kind != "eagle3" else ():  # its recorder kept no logits
             expected = tensors[f"p{run.index}.s{step}.draft_logits"]
             torch.testing.assert_close(run.draft_logits[step], expected, atol=1e-3, rtol=0)
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from emberline.drafters.base import Drafter
 from emberline.drafters.dflash import DFlashDrafter
 from emberline.drafters.dspark import DSparkDrafter
+from emberline.drafters.eagle3 import Eagle3Drafter
 from emberline.drafters.ngram import NGramDrafter
 
-__all__ = ["DRAFTERS", "DFlashDrafter", "DSparkDrafter", "Drafter", "NGramDrafter"]
+__all__ = ["DRAFTERS", "DFlashDrafter", "DSparkDrafter", "Drafter", "Eagle3Drafter", "NGramDrafter"]
 
 DRAFTERS: dict[str, type[Drafter]] = {
     "dspark": DSparkDrafter,
     "dflash": DFlashDrafter,
+    "eagle3": Eagle3Drafter,
     "ngram": NGramDrafter,
 }
 """Algorithm name to class."""

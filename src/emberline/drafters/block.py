@@ -16,14 +16,12 @@ from torch.nn import functional as F
 
 from emberline.batch import CommittedTokens, KVSpec
 from emberline.cache.kv_pool import KVPool
+from emberline.drafters.context_kv import ContextKV
+from emberline.drafters.tables import EmbedFn
 from emberline.models.rotary import RopeTable
 from emberline.models.weights import Weights
 from emberline.ops.norm import rms_norm
 from emberline.ops.rotary import rotate
-
-KEY_MULTIPLE = 128  # attention sums in the same order whatever the longest neighbour is
-EmbedFn = Callable[[Tensor], Tensor]  # [...] int64 -> [..., D]
-HeadFn = Callable[[Tensor], Tensor]  # [N, D] -> [N, V] float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,38 +167,18 @@ class BlockBackbone:
         x = self._embed(token_ids).to(self.dtype).flatten(0, 1)
         steps = torch.arange(width, device=positions.device)
         cos, signed_sin = self._rope.cos_sin((positions[:, None] + steps).flatten(), self.dtype)
-        keys, values, mask = self._gather(positions, page_table)
+        context = ContextKV.gather(self.kv_pool, page_table, positions, width)
+        mask = context.mask(config.block_size, self.dtype)  # all slots of a block see the same
         for index, layer in enumerate(self._layers):
             normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
-            x = x + self._attend(layer, normed, cos, signed_sin, keys[index], values[index], mask)
+            keys, values = context.keys[index], context.values[index]
+            x = x + self._attend(layer, normed, cos, signed_sin, keys, values, mask)
             normed = rms_norm(x, layer.post_norm, config.rms_norm_eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, layer.down)
         hidden = rms_norm(x, self._norm, config.rms_norm_eps).view(-1, width, config.hidden_size)
         first = 0 if config.anchor_predicts else 1
         return hidden[:, first : config.block_size]
-
-    def _gather(self, positions: Tensor, page_table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values [num_layers, B, S, kv_heads, head_dim], additive mask [B, 1, 1, S].
-
-        The block's own entries come first, to be filled in layer by layer: what a longer
-        neighbour adds is then a masked tail. All slots of a block see the same keys.
-        """
-        width, block = self._width, self.config.block_size
-        pool, num_reqs = self.kv_pool, positions.shape[0]
-        # Elsewhere than on a CPU reading the maximum would wait for the device.
-        on_host = positions.device.type == "cpu"
-        longest = int(positions.max()) if on_host else page_table.shape[1] * pool.page_size
-        total = -(-(width + longest) // KEY_MULTIPLE) * KEY_MULTIPLE
-        slots = F.pad(pool.slots_of(page_table, total - width), (width, 0)).flatten()
-        shape = (self.config.num_layers, num_reqs, total, *pool.keys.shape[2:])
-        keys = pool.keys.index_select(1, slots).view(shape)
-        values = pool.values.index_select(1, slots).view(shape)
-        column = torch.arange(total, device=positions.device)
-        in_context = (column >= width) & (column < width + positions[:, None])
-        hidden = ~((column < block) | in_context)
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=positions.device)
-        return keys, values, mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def _attend(
         self,

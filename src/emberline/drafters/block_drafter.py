@@ -9,7 +9,8 @@ from torch import Tensor
 
 from emberline.batch import CommittedTokens, DraftContext, KVSpec
 from emberline.cache.kv_pool import KVPool
-from emberline.drafters.block import BlockBackbone, HeadFn
+from emberline.drafters.block import BlockBackbone
+from emberline.drafters.tables import HeadFn
 from emberline.models.weights import ModelError
 
 

@@ -17,13 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import Qwen3Config
 
 from emberline.drafters.base import Drafter
-from emberline.drafters.block import BlockBackbone, DraftConfig, EmbedFn, HeadFn
+from emberline.drafters.block import BlockBackbone, DraftConfig
 from emberline.drafters.dflash import DFlashDrafter
 from emberline.drafters.dspark import DSparkDrafter, load_confidence_head, load_markov_head
+from emberline.drafters.eagle3_backbone import Eagle3Config
+from emberline.drafters.eagle3_checkpoint import EAGLE3_CLASSES, load_eagle3, parse_eagle3
+from emberline.drafters.tables import load_embed, load_head
 from emberline.models.int8 import expand
 from emberline.models.rotary import RopeTable, rope_from_config
 from emberline.models.target import Target
@@ -43,7 +45,6 @@ REFUSED = {
     "Qwen3DFlash2DraftModel": "DFlash 2 (convolutions, candidate selector) is not supported yet",
     "LlamaForCausalLMEagle3": "EAGLE-3 (SpecForge) is not supported yet",
     "LlamaEagle3DraftModel": "EAGLE-3 (NeMo) is not supported yet",
-    "Qwen3Eagle3Model": "EAGLE-3 (DeepSpec) is not supported yet",
     "PEagleDraftModel": "P-EAGLE is not supported yet",
 }
 
@@ -66,12 +67,10 @@ ROPE_FIELDS = (
     "rope_parameters",
 )
 UNUSED = ("*rotary_emb.inv_freq",)
-HEAD_COLUMNS = 64
-EMBED_ROWS = 16_384
 W1 = "markov_head.markov_w1.weight"
 
 
-def read_draft_config(folder: Path) -> DraftConfig:
+def read_draft_config(folder: Path) -> DraftConfig | Eagle3Config:
     """What the engine must know before target and drafter exist: taps, K, KV.
 
     Reads `config.json` as it is: going through a library's config classes drops fields.
@@ -113,18 +112,33 @@ def load_drafter(
     folder = Path(folder)
     config = read_draft_config(folder)
     weights = normalise(load_folder(folder))
+    if isinstance(config, Eagle3Config):
+        if confidence_temperatures is not None:
+            raise _no_confidences(folder)
+        eagle3 = load_eagle3(
+            config,
+            weights,
+            target,
+            dtype=dtype,
+            device=device,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_draft_tokens=num_draft_tokens,
+        )
+        weights.finish(UNUSED)
+        return eagle3
     _check_target(folder, config, weights, target, device)
     backbone = BlockBackbone(
         config,
         weights,
-        embed=_embed(weights, config, target, dtype, device),
+        embed=load_embed(weights, target, config.hidden_size, dtype, device),
         dtype=dtype,
         device=device,
         num_pages=num_pages,
         page_size=page_size,
         min_rows=target.min_rows,
     )
-    head = _head(weights, config, target, dtype, device)
+    head = load_head(weights, target, config.hidden_size, dtype, device)
     has_confidence = config.has_confidence or weights.has("confidence_head.proj.weight")
     temperatures = (1.0,) * config.max_draft_tokens
     if confidence_temperatures is not None:
@@ -163,9 +177,11 @@ def normalise(weights: Weights) -> Weights:
     return Weights(expand(tensors, weights.source), weights.source)
 
 
-def _parse(raw: Mapping[str, Any]) -> DraftConfig:
+def _parse(raw: Mapping[str, Any]) -> DraftConfig | Eagle3Config:
     nested = raw.get("dflash_config") or {}
     name = _dialect(raw, nested)
+    if name in EAGLE3_CLASSES:
+        return parse_eagle3(raw, _rope(raw))
     merged = {**raw, **nested}
     anchor_predicts = ANCHOR_PREDICTS[name] or nested.get("projector_type") == "dspark"
     rank = int(merged.get("markov_rank") or 0)
@@ -211,8 +227,8 @@ def _dialect(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> str:
     name = str(names[0])
     if name in REFUSED:
         raise ValueError(f"{name}: {REFUSED[name]}")
-    if name not in ANCHOR_PREDICTS:
-        known = ", ".join(ANCHOR_PREDICTS)
+    if name not in ANCHOR_PREDICTS and name not in EAGLE3_CLASSES:
+        known = ", ".join((*ANCHOR_PREDICTS, *EAGLE3_CLASSES))
         raise ValueError(f"{name} is not a draft this version knows; supported are {known}")
     if nested.get("projector_type", "dspark") != "dspark":
         raise ValueError(f"projector_type {nested['projector_type']!r} is not supported yet")
@@ -287,7 +303,7 @@ def _temperatures(
     folder: Path, config: DraftConfig, has_confidence: bool, given: Sequence[float]
 ) -> tuple[float, ...]:
     if not has_confidence:
-        raise ModelError(f"{folder}: calibrated, but without confidences: remove the calibration")
+        raise _no_confidences(folder)
     if len(given) != config.max_draft_tokens:
         raise ModelError(
             f"{folder}: calibrated with {len(given)} temperatures, but its block has "
@@ -296,34 +312,5 @@ def _temperatures(
     return tuple(given)
 
 
-def _embed(
-    weights: Weights, config: DraftConfig, target: Target, dtype: torch.dtype, device: str
-) -> EmbedFn:
-    """The target's embedding, or the checkpoint's where that is another one."""
-    if not weights.has("embed_tokens.weight"):
-        return target.embed
-    shape = (config.vocab_size, config.hidden_size)
-    own = weights.take("embed_tokens.weight", shape).to(device=device, dtype=dtype)
-    rows = torch.arange(config.vocab_size, device=device)
-    parts = [rows[start : start + EMBED_ROWS] for start in range(0, len(rows), EMBED_ROWS)]
-    if all(torch.equal(target.embed(part).to(dtype), own[part]) for part in parts):
-        return target.embed
-    return lambda token_ids: F.embedding(token_ids, own)
-
-
-def _head(
-    weights: Weights, config: DraftConfig, target: Target, dtype: torch.dtype, device: str
-) -> HeadFn:
-    """The target's head, or the checkpoint's where that is another one.
-
-    A target gives logits, not its matrix: unit vectors read columns of it back, exactly.
-    """
-    if not weights.has("lm_head.weight"):
-        return target.head
-    shape = (config.vocab_size, config.hidden_size)
-    own = weights.take("lm_head.weight", shape).to(device=device, dtype=dtype)
-    columns = torch.linspace(0, config.hidden_size - 1, HEAD_COLUMNS, device=device).long()
-    units = F.one_hot(columns, config.hidden_size).to(dtype)
-    if torch.equal(target.head(units).to(dtype), own[:, columns].T):
-        return target.head
-    return lambda hidden: F.linear(hidden, own).float()
+def _no_confidences(folder: Path) -> ModelError:
+    return ModelError(f"{folder}: calibrated, but without confidences: remove the calibration")

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from emberline.batch import DraftContext, DraftProposal, DrawKeys
-from emberline.drafters.block import BlockBackbone, HeadFn
+from emberline.drafters.block import BlockBackbone
 from emberline.drafters.block_drafter import BlockDrafter
+from emberline.drafters.tables import HeadFn
 from emberline.models.weights import Weights
 from emberline.sampling.keys import draw
 

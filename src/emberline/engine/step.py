@@ -185,6 +185,8 @@ def committed_tokens(
     is_last = offset[token] == num_final[final_req] - 1
     within = batch.token_ids[(token + 1).clamp_max(layout.num_tokens - 1)]
     return CommittedTokens(
+        lens=num_final,
+        page_table=batch.page_table,
         token_ids=batch.token_ids[token],
         following_ids=torch.where(is_last, after[final_req], within),
         positions=batch.positions[token],
