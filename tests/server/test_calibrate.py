@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from emberline.cli import make_app, recording
 from emberline.cli.calibrate import split
-from emberline.cli.prompts import read_prompts
 from emberline.cli.recording import Recipe, recorded
 from emberline.config import EngineConfig
 from emberline.engine.trace import RequestTrace, read_traces
@@ -165,30 +164,6 @@ def test_a_prompt_is_on_one_side_of_the_split() -> None:
     assert split(traces, 0.25, seed=3) == (fitted, judged)
     assert split(traces, 0.25, seed=4) != (fitted, judged)
     assert split(traces, 0.0, seed=3) == (traces, traces)
-
-
-def test_prompts_of_both_forms_are_read(prompts: Path) -> None:
-    assert read_prompts(prompts) == ["Hello", "Tell me", "x = 1"]
-    assert read_prompts(prompts, 2) == ["Hello", "Tell me"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no prompt"),
-        ('{"prompt": "a"}\n\n{"text": "b"}\n', "line 3 must be"),
-        ('{"turns": []}', "line 1 must be"),
-        ('{"prompt": 3}', "line 1 must be"),
-        ("hello", "line 1 must be"),
-        ("[1]", "line 1 must be"),
-    ],
-)
-def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text(text)
-    with pytest.raises(InvalidRequest, match=message) as raised:
-        read_prompts(path)
-    assert str(path) in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ COMMANDS = {
     "generate": "Answer one prompt in the terminal.",
     "train": "Train a draft for a model.",
     "export": "Write a trained draft as a checkpoint of a public dialect.",
+    "eval": "Measure how well drafts are accepted, side by side.",
     "calibrate": "Fit the temperatures of a draft's confidences.",
     "profile": "Measure what a step costs on this machine.",
     "bench": "Measure a server: bench serve.",

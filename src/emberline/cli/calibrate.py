@@ -32,7 +32,7 @@ def calibrate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help='JSON lines, {"prompt": ...} or {"turns": [...]}; written by the model if absent.'
+            help="JSON lines of turns, messages or prompt; written by the model if absent."
         ),
     ] = None,
     temperature: Annotated[

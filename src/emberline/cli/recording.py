@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from emberline.cli.prompts import TokenIds, prompt_ids, read_prompts, written_prompts
+from emberline.cli.prompts import written_prompts
 from emberline.config import EngineConfig
 from emberline.drafters.checkpoint import read_draft_config
 from emberline.engine.build import build_engine
@@ -21,6 +21,7 @@ from emberline.engine.record import record
 from emberline.engine.trace import RequestTrace, append_trace, read_traces, write_traces
 from emberline.hub import ModelFolder, generation_stop_ids, load_tokenizer
 from emberline.models.weights import ModelError
+from emberline.prompts import TokenIds, conversation_ids, read_conversations
 from emberline.types import Request, SamplingParams
 
 WRITTEN = "self-written"
@@ -69,7 +70,7 @@ class Recipe:
         """
         count = self.limit
         if self.prompts is not None:
-            count = len(read_prompts(self.prompts, self.limit))
+            count = len(read_conversations(self.prompts, self.limit))
         return [
             (f"{self.prompts_name}/{i}", i, temperature)
             for i in range(count)
@@ -94,8 +95,8 @@ class Recipe:
         """Tells prompts of one name apart: a file that was edited is another recording."""
         if self.prompts is None:
             return None
-        texts = json.dumps(read_prompts(self.prompts, self.limit))
-        return hashlib.sha256(texts.encode()).hexdigest()[:12]
+        asked = [asdict(one) for one in read_conversations(self.prompts, self.limit)]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
 
 def recorded(
@@ -167,7 +168,7 @@ def _record(
         )
         requests.append(Request(request_id, prompts[number], params))
     for done in record(engine, requests):
-        if len(done.token_ids) > 2 and not done.blocks:
+        if len(done.token_ids) > 2 and not any(block.confidence for block in done.blocks):
             raise ModelError(f"{recipe.draft}: has no confidence head: nothing to calibrate")
         name, temperature = entries[done.request.request_id]
         yield RequestTrace(name, temperature, done.blocks)
@@ -177,5 +178,5 @@ def _prompts(recipe: Recipe, engine: Engine, numbers: list[int]) -> dict[int, To
     tokenizer = load_tokenizer(recipe.model.path)
     if recipe.prompts is None:
         return written_prompts(engine, tokenizer, numbers, recipe.seed)
-    texts = read_prompts(recipe.prompts, recipe.limit)
-    return {number: prompt_ids(tokenizer, texts[number]) for number in numbers}
+    asked = read_conversations(recipe.prompts, recipe.limit)
+    return {number: conversation_ids(tokenizer, asked[number]) for number in numbers}

@@ -48,7 +48,7 @@ BROKEN_ERROR = "no token can be drawn: the model produced NaN or infinite logits
 class Engine:
     """Continuous batching over one target and at most one drafter. Not thread-safe.
 
-    `observer`, where one is set, is told each step's blocks of a drafter that has confidences.
+    `observer`, where one is set, is told each step's blocks of the drafter.
     `grammars` compiles what requests ask to be bound by.
     """
 
@@ -416,13 +416,12 @@ def _no_distribution(result: StepResult, logits: Scored) -> list[int]:
 def _blocks(
     plan: list[ScheduledRequest], inputs: StepInputs, result: StepResult
 ) -> list[BlockTrace]:
-    """What the drafter drafted with a confidence, verified and accepted, by request."""
-    if result.confidence is None:
-        return []
+    """What the drafter drafted, verified and accepted, by request."""
+    says = result.confidence
     columns = zip(
         plan,
         inputs.predicted,
-        result.confidence.tolist(),
+        says.tolist() if says is not None else [()] * len(plan),
         result.num_drafted.tolist(),
         result.num_admitted.tolist(),
         result.verdict.num_accepted.tolist(),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from emberline.engine.engine import Engine
 from emberline.engine.trace import BlockTrace
 from emberline.models.weights import ModelError
-from emberline.types import FinishReason, Request
+from emberline.types import FinishReason, Request, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Recorded:
     request: Request
     token_ids: tuple[int, ...]
     blocks: tuple[BlockTrace, ...]
+    stats: SpeculationStats
 
 
 def record(engine: Engine, requests: Sequence[Request]) -> Iterator[Recorded]:
     """Run requests, as many at a time as the engine takes; hand each over as it finishes.
 
-    Blocks are those of a drafter with confidences; other drafters leave none. Closing the iterator
-    aborts what still runs.
+    Closing the iterator aborts what still runs.
 
     Raises:
         InvalidRequest: a request can never run; nothing was started then.
@@ -62,7 +62,7 @@ def record(engine: Engine, requests: Sequence[Request]) -> Iterator[Recorded]:
                     raise ModelError(f"request {key}: {output.error}")
                 if output.finished:
                     ids = tuple(token_ids.pop(key))
-                    yield Recorded(by_id[key], ids, tuple(blocks.pop(key, ())))
+                    yield Recorded(by_id[key], ids, tuple(blocks.pop(key, ())), output.stats)
     finally:
         engine.observer = before
         for key in token_ids:

@@ -34,7 +34,7 @@ class BlockTrace:
     """One request's block of one step."""
 
     request_id: str
-    confidence: tuple[float, ...]  # of every draft drawn, given that those before it survive
+    confidence: tuple[float, ...]  # of every draft drawn, given those before it; () = says none
     num_verified: int
     num_accepted: int  # of those, before the run is cut at a stop
 
