@@ -11,6 +11,7 @@ LayoutKind = Literal["static", "compact"]
 DrafterName = Literal["auto", "ngram", "none"]
 PlannerName = Literal["auto", "verify_all", "threshold", "causal_greedy", "lagged_top_k"]
 GrammarBackend = Literal["llguidance", "xgrammar"]
+TargetBackend = Literal["auto", "fused", "stock"]
 PLANNERS: tuple[PlannerName, ...] = get_args(PlannerName)
 
 
@@ -95,6 +96,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     grammar_backend: GrammarBackend = "llguidance"
+    target_backend: TargetBackend = "auto"  # auto: fused for its families, stock for all others
     poison_padding: bool = False  # tests: padding rows are NaN, never a plausible number
 
     def __post_init__(self) -> None:
@@ -103,6 +105,10 @@ class EngineConfig:
         if self.grammar_backend not in get_args(GrammarBackend):
             raise ValueError(
                 f"grammar_backend must be llguidance or xgrammar, got {self.grammar_backend!r}"
+            )
+        if self.target_backend not in get_args(TargetBackend):
+            raise ValueError(
+                f"target_backend must be auto, fused or stock, got {self.target_backend!r}"
             )
         if self.threads is not None:
             _positive(self, "threads")

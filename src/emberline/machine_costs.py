@@ -138,7 +138,7 @@ def measured_on(engine: Engine, grid: Grid, model: Path, draft: Path | None) -> 
     parts, device = engine.parts, engine.parts.history.device
     drafter = None if parts.drafter is None else type(parts.drafter).__name__
     return MeasuredOn(
-        model=_shape_of(model, str(engine.info.get("model") or model.name)),
+        model=_shape_of(model, _target_name(engine, model)),
         draft=drafter if drafter is None or draft is None else _shape_of(draft, draft.name),
         dtype=str(engine.info.get("dtype", engine.config.dtype)),
         device=device.type,
@@ -160,6 +160,12 @@ def _kept(path: Path, facts: MeasuredOn) -> CostProfile | None:
     except ModelError:  # absent, damaged, or of another version of the format
         return None
     return profile if profile.measured_on == facts else None
+
+
+def _target_name(engine: Engine, model: Path) -> str:
+    """The target's name, and the path that runs it where that is not the fused one."""
+    name = str(engine.info.get("model") or model.name)
+    return f"{name}, stock" if engine.info.get("target_backend") == "stock" else name
 
 
 def _shape_of(folder: Path, name: str) -> str:

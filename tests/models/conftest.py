@@ -14,6 +14,7 @@ from emberline.batch import ForwardBatch
 from emberline.layout import TokenLayout, Tokens
 from emberline.models.decoder import Decoder
 from emberline.models.decoder_config import DecoderConfig
+from emberline.models.target import Target
 from emberline.models.weights import Weights
 
 TINY: dict[str, Any] = {
@@ -30,9 +31,9 @@ TINY: dict[str, Any] = {
 
 @dataclass
 class Driver:
-    """Sequences that move through a decoder's pages."""
+    """Sequences that move through a target's pages."""
 
-    decoder: Decoder
+    decoder: Target
     sequences: list[Tensor]  # token ids, int64
     page_size: int
     kind: str = "compact"
@@ -41,7 +42,7 @@ class Driver:
     tables: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        num_pages = self.decoder.kv_pool.keys.shape[1] // self.page_size
+        num_pages = self.decoder.kv_pools[0].keys.shape[1] // self.page_size
         pages = (torch.randperm(num_pages - 1) + 1).tolist()
         for tokens in self.sequences:
             need = -(-len(tokens) // self.page_size)

@@ -1,4 +1,4 @@
-"""KV tensors by slot. One pool for the target, one for the draft; the page ids are shared."""
+"""KV tensors by slot. One pool for each layer shape of target and draft; page ids are shared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class KVPool:
     """Keys and values of every slot. Slot = page * page_size + offset; page 0 is scratch."""
 
     keys: Tensor  # [num_layers, num_slots, num_kv_heads, head_dim]
-    values: Tensor  # [num_layers, num_slots, num_kv_heads, head_dim]
+    values: Tensor  # [num_layers, num_slots, num_kv_heads, value_dim]
     page_size: int
 
     @classmethod
@@ -25,11 +25,13 @@ class KVPool:
         cls, spec: KVSpec, num_pages: int, page_size: int, dtype: torch.dtype, device: str
     ) -> KVPool:
         """Zeroed pool of `num_pages` pages. On a CPU the memory is only touched as it fills."""
-        shape = (spec.num_layers, num_pages * page_size, spec.num_kv_heads, spec.head_dim)
-        return cls(_zeros(shape, dtype, device), _zeros(shape, dtype, device), page_size)
+        shape = (spec.num_layers, num_pages * page_size, spec.num_kv_heads)
+        widths = (spec.head_dim, spec.value_dim or spec.head_dim)
+        keys, values = (_zeros((*shape, width), dtype, device) for width in widths)
+        return cls(keys, values, page_size)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store [N, num_kv_heads, head_dim] keys and values at `slots` [N]."""
+        """Store keys [N, num_kv_heads, head_dim] and values, of value_dim, at `slots` [N]."""
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emberline.cli.settings import check_outputs, engine_config, fail, one_line_errors
-from emberline.config import DtypeName
+from emberline.config import DtypeName, TargetBackend
 
 FEW_BLOCKS = 1000
 """Under so many blocks chance outweighs what a temperature can mend (docs/calibrate.md)."""
@@ -54,6 +54,9 @@ def calibrate(
         typer.Option(help="File that keeps what was recorded; an unfinished one is gone on with."),
     ] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    target_backend: Annotated[
+        TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
+    ] = "auto",
     max_num_reqs: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 16,
     threads: Annotated[
         int | None,
@@ -66,6 +69,7 @@ def calibrate(
     config = engine_config(
         draft=draft,
         dtype=dtype,
+        target_backend=target_backend,
         max_model_len=None,
         kv_tokens=None,
         max_num_reqs=max_num_reqs,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emberline.cli.settings import check_outputs, engine_config, fail, one_line_errors
-from emberline.config import DtypeName, EngineConfig, PlannerName
+from emberline.config import DtypeName, EngineConfig, PlannerName, TargetBackend
 
 if TYPE_CHECKING:
     from emberline.evaluate.measure import Advance, Plan, PromptSet
@@ -66,6 +66,9 @@ def eval(
     markdown: Annotated[Path | None, typer.Option(help="File for the tables (Markdown).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture of lengths and rates (PNG).")] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    target_backend: Annotated[
+        TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
+    ] = "auto",
     max_num_reqs: Annotated[int, typer.Option(min=1, help="Answers that run together.")] = 16,
     threads: Annotated[
         int | None,
@@ -89,6 +92,7 @@ def eval(
                 draft=None if source == NGRAM else source,
                 drafter="ngram" if source == NGRAM else "auto",
                 dtype=dtype,
+                target_backend=target_backend,
                 max_model_len=None,
                 kv_tokens=None,
                 max_num_reqs=max_num_reqs,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emberline.cli.settings import DrafterName, engine_config, one_line_errors
-from emberline.config import DtypeName, LayoutKind, PlannerName
+from emberline.config import DtypeName, LayoutKind, PlannerName, TargetBackend
 from emberline.types import RequestOutput, SamplingParams, SpeculationStats, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    target_backend: Annotated[
+        TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
+    ] = "auto",
     layout: Annotated[LayoutKind, typer.Option(help="How rows of a step are laid.")] = "compact",
     planner: Annotated[PlannerName, typer.Option(help="How much of a block is verified.")] = "auto",
     threshold: Annotated[
@@ -69,6 +72,7 @@ def generate(
         config = engine_config(
             draft=draft,
             dtype=dtype,
+            target_backend=target_backend,
             max_model_len=None,
             kv_tokens=None,
             max_num_reqs=1,

@@ -14,7 +14,7 @@ from emberline.cli.settings import (
     fail,
     one_line_errors,
 )
-from emberline.config import DtypeName, LayoutKind
+from emberline.config import DtypeName, LayoutKind, TargetBackend
 
 if TYPE_CHECKING:
     from emberline.config import EngineConfig
@@ -32,6 +32,9 @@ def profile(
         str | None, typer.Option(help="Draft checkpoint: folder or id, or 'none'.")
     ] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    target_backend: Annotated[
+        TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
+    ] = "auto",
     threads: Annotated[
         int | None, typer.Option(help="Threads of the CPU's kernels; all cores but one if absent.")
     ] = None,
@@ -61,6 +64,7 @@ def profile(
     config = engine_config(
         draft=draft,
         dtype=dtype,
+        target_backend=target_backend,
         max_model_len=None,
         kv_tokens=None,
         max_num_reqs=max_num_reqs,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
-from emberline.config import DtypeName, GrammarBackend, LayoutKind, PlannerName
+from emberline.config import DtypeName, GrammarBackend, LayoutKind, PlannerName, TargetBackend
 from emberline.server.dialect import ReasoningParser, ToolParser
 from emberline.types import MAX_TIMEOUT, MAX_TOP_LOGPROBS
 
@@ -27,6 +27,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Name to serve the model under.")] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    target_backend: Annotated[
+        TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
+    ] = "auto",
     max_model_len: Annotated[
         int | None, typer.Option(help="Context length; the model's own if absent.")
     ] = None,
@@ -114,6 +117,7 @@ def serve(
     config = engine_config(
         draft=draft,
         dtype=dtype,
+        target_backend=target_backend,
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,
         max_num_reqs=max_num_reqs,

@@ -20,6 +20,7 @@ from emberline.config import (
     PlannerName,
     SchedulerConfig,
     SpeculationConfig,
+    TargetBackend,
 )
 from emberline.types import InvalidRequest
 
@@ -32,6 +33,7 @@ OPTIONS = {
     "num_draft_tokens": "--num-draft-tokens",
     "threads": "--threads",
     "threshold": "--threshold",
+    "target_backend": "--target-backend",
 }
 """What settings that users can give are called on the command line."""
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
@@ -111,6 +113,7 @@ def engine_config(
     drafter: DrafterName = "auto",
     no_draft: bool = False,
     grammar_backend: GrammarBackend = "llguidance",
+    target_backend: TargetBackend = "auto",
 ) -> EngineConfig:
     """The engine's settings; None keeps a default. Ends the program for what cannot be."""
 
@@ -148,6 +151,7 @@ def engine_config(
             dtype=dtype,
             threads=threads,
             grammar_backend=grammar_backend,
+            target_backend=target_backend,
             cache=CacheConfig(prefix_cache=prefix_cache, **given(num_tokens=kv_tokens)),
             scheduler=SchedulerConfig(
                 **given(max_num_reqs=max_num_reqs, max_queue=max_queue, max_model_len=max_model_len)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from emberline.batch import KVSpec
 from emberline.cache.page_pool import PagePool
 from emberline.config import (
     DtypeName,
@@ -18,17 +16,16 @@ from emberline.config import (
     SpeculationConfig,
     usable_cores,
 )
-from emberline.drafters.base import Drafter
-from emberline.drafters.block_drafter import BlockDrafter
+from emberline.drafters.base import Drafter, KeepsKV
 from emberline.drafters.checkpoint import load_drafter, read_draft_config
 from emberline.drafters.dspark import DSparkDrafter
 from emberline.drafters.ngram import NGramDrafter
+from emberline.engine.build_target import build_target, resolve_backend
 from emberline.engine.engine import Engine
 from emberline.engine.step import StepParts
-from emberline.models.decoder import Decoder
-from emberline.models.decoder_config import DecoderConfig
 from emberline.models.self_check import COMPARED, ENDS, check_row_invariance
-from emberline.models.weights import ModelError, load_folder, read_json
+from emberline.models.target import Target
+from emberline.models.weights import ModelError
 from emberline.sampling.keys import KeyedDraws
 from emberline.verify.calibration import Calibration, draft_calibration
 from emberline.verify.cost_files import load_costs
@@ -91,12 +88,13 @@ def build_engine(
         # A tokenizer may know ids that the model does not have: nobody can draw them.
         eos_ids=frozenset(i for i in eos_ids if 0 <= i < target.vocab_size),
         kv_pools=(
-            target.kv_pool,
-            *([drafter.kv_pool] if isinstance(drafter, BlockDrafter) else []),
+            *target.kv_pools,
+            *(drafter.kv_pools if isinstance(drafter, KeepsKV) else ()),
         ),
     )
     pool = PagePool(num_pages, page_size)
     facts = info(parts, pool, config, dtype, name, draft) | exactness(target, pool)
+    facts["target_backend"] = resolve_backend(model, config.target_backend)
     facts["calibrated"] = calibration is not None
     engine = Engine(parts, pool, config, facts)
     planner = resolve_planner(config, drafter)
@@ -112,7 +110,7 @@ def load_models(
     dtype: torch.dtype,
     num_pages: int,
     temperatures: tuple[float, ...] | None,
-) -> tuple[Decoder, Drafter | None]:
+) -> tuple[Target, Drafter | None]:
     """The target and its drafter, each with KV of `num_pages` pages.
 
     Raises:
@@ -120,19 +118,8 @@ def load_models(
         MemoryError, torch.OutOfMemoryError: there is not enough memory for them.
     """
     page_size, drafts = config.cache.page_size, config.speculation.num_draft_tokens
-    decoder = DecoderConfig.from_hf(read_json(model / "config.json"))
-    check_kv_fits(decoder.kv_spec, num_pages * page_size, dtype, config.device)
-    target = Decoder.load(
-        decoder,
-        load_folder(model),
-        dtype=dtype,
-        device=config.device,
-        taps=read_draft_config(draft).taps if draft is not None else (),
-        num_pages=num_pages,
-        page_size=page_size,
-        max_model_len=config.scheduler.max_model_len,
-        poison_padding=config.poison_padding,
-    )
+    taps = read_draft_config(draft).taps if draft is not None else ()
+    target = build_target(model, config, dtype, num_pages, taps)
     if draft is None:
         by_text = config.speculation.drafter == "ngram"
         return target, NGramDrafter(drafts or 8) if by_text else None
@@ -170,7 +157,7 @@ def resolve_dtype(name: DtypeName, device: str) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def exactness(target: Decoder, pool: PagePool) -> dict[str, object]:
+def exactness(target: Target, pool: PagePool) -> dict[str, object]:
     """What the start-up self-check found: logits equal bit for bit, or how far apart.
 
     None: there is too little room in the pages or the context for the check.
@@ -184,24 +171,6 @@ def exactness(target: Decoder, pool: PagePool) -> dict[str, object]:
     if not math.isfinite(check.max_logit_diff):
         raise ModelError("the model's logits are not finite: its weights are damaged, or overflow")
     return {"bitwise": check.bitwise, "max_logit_diff": check.max_logit_diff}
-
-
-def check_kv_fits(spec: KVSpec, num_slots: int, dtype: torch.dtype, device: str) -> None:
-    """Raise `ModelError` for a KV cache that would be larger than a CPU's whole memory.
-
-    Its memory is taken only as it fills: without this check the machine would give out much later.
-    """
-    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # a system that does not say
-        return
-    if device == "cpu" and num_slots * per_token > memory:
-        raise ModelError(
-            f"a KV cache of {num_slots} tokens takes {num_slots * per_token / 1e9:.1f} GB, and the "
-            f"machine has {memory / 1e9:.1f} GB: lower --kv-tokens (CacheConfig.num_tokens) to "
-            f"well under {memory // per_token}"
-        )
 
 
 def find_calibration(draft: Path, wanted: str | None) -> Calibration | None:

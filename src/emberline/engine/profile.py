@@ -195,8 +195,9 @@ def fill_with_noise(kv_pools: Sequence[KVPool], pages: Sequence[int]) -> None:
         table = torch.tensor([list(pages)], dtype=torch.int64, device=device)
         slots = pool.slots_of(table, len(pages) * pool.page_size).flatten()
         generator = torch.Generator(device).manual_seed(0)
-        noise = torch.randn(len(slots), *pool.keys.shape[2:], generator=generator, device=device)
         for tensor in (pool.keys, pool.values):
+            shape = (len(slots), *tensor.shape[2:])
+            noise = torch.randn(shape, generator=generator, device=device)
             for layer in tensor:
                 layer.index_copy_(0, slots, noise.to(tensor.dtype))
 

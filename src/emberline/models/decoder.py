@@ -139,6 +139,11 @@ class Decoder:
         return self.config.kv_spec
 
     @property
+    def kv_pools(self) -> tuple[KVPool, ...]:
+        """Where the KV is kept."""
+        return (self.kv_pool,)
+
+    @property
     def min_rows(self) -> int:
         """Least rows a step should run for its results to be independent of the row count."""
         return MIN_ROWS

@@ -17,7 +17,7 @@ from torch import Tensor
 from emberline.batch import ForwardBatch
 from emberline.config import LayoutKind
 from emberline.layout import TokenLayout, Tokens
-from emberline.models.decoder import Decoder
+from emberline.models.target import Target
 
 COMPARED = 32
 LONG = 64  # tokens of the chunk that the small steps are compared with
@@ -35,7 +35,7 @@ class SelfCheck:
     seconds: float
 
 
-def check_row_invariance(decoder: Decoder, pages: Sequence[int]) -> SelfCheck:
+def check_row_invariance(target: Target, pages: Sequence[int]) -> SelfCheck:
     """Score the same tokens in a long chunk, then alone, in a batched block and in a short chunk.
 
     The context before them is noise written straight into the pages: it has to be the same, not
@@ -43,7 +43,7 @@ def check_row_invariance(decoder: Decoder, pages: Sequence[int]) -> SelfCheck:
     computed: noise makes much of small differences, and the figure is to be one that users see.
 
     Args:
-        decoder: the target as it will run (dtype, threads, device).
+        target: as it will run (dtype, threads, device).
         pages: free pages; 1 + ceil(400 / page size) of them for the whole check. With fewer, or
             a shorter context, only what fits is compared.
 
@@ -51,12 +51,12 @@ def check_row_invariance(decoder: Decoder, pages: Sequence[int]) -> SelfCheck:
         ValueError: not even the compared tokens and a neighbour fit.
     """
     started = time.perf_counter()
-    page_size = decoder.kv_pool.page_size
-    room = min((len(pages) - 1) * page_size, decoder.max_model_len)
+    page_size = target.kv_pools[0].page_size
+    room = min((len(pages) - 1) * page_size, target.max_model_len)
     if room < COMPARED:
         raise ValueError(f"the self-check needs {COMPARED} tokens of scratch, got {room}")
     ends = [end for end in ENDS if end <= room] or [room]
-    scratch = _Scratch(decoder, pages)
+    scratch = Scratch(target, pages)
     with torch.no_grad():
         scratch.fill()
         diff = _largest(scratch, ends)
@@ -64,11 +64,12 @@ def check_row_invariance(decoder: Decoder, pages: Sequence[int]) -> SelfCheck:
         if diff > 0.0:
             scratch.run(0, max(ends), scored=1)
             diff = _largest(scratch, ends)
-    decoder.kv_pool.clear(pages)
+    for pool in target.kv_pools:
+        pool.clear(pages)
     return SelfCheck(bitwise, diff, time.perf_counter() - started)
 
 
-def _largest(scratch: _Scratch, ends: Sequence[int]) -> float:
+def _largest(scratch: Scratch, ends: Sequence[int]) -> float:
     """Largest difference over all ends; NaN if any is: a model that says NaN is not equal."""
     diffs = []
     for end in ends:
@@ -78,7 +79,7 @@ def _largest(scratch: _Scratch, ends: Sequence[int]) -> float:
     return float(torch.tensor(diffs).max())
 
 
-def _recut(scratch: _Scratch, start: int, want: Tensor) -> float:
+def _recut(scratch: Scratch, start: int, want: Tensor) -> float:
     """Largest difference from `want` [COMPARED, V] when its tokens run in small steps."""
     got = []
     for count, batched in _CUTS:
@@ -87,20 +88,20 @@ def _recut(scratch: _Scratch, start: int, want: Tensor) -> float:
     return float((torch.cat(got) - want).abs().max())
 
 
-class _Scratch:
+class Scratch:
     """One sequence in the scratch pages, and a neighbour in the last of them."""
 
-    def __init__(self, decoder: Decoder, pages: Sequence[int]) -> None:
-        self._decoder = decoder
-        self._device = decoder.kv_pool.keys.device
+    def __init__(self, target: Target, pages: Sequence[int]) -> None:
+        self._target = target
+        self._device = target.kv_pools[0].keys.device
         self._pages = torch.tensor(pages, dtype=torch.int64, device=self._device)
         # Any ids will do: a fixed walk over the vocabulary.
         steps = torch.arange(max(ENDS), device=self._device)
-        self._tokens = (steps * 7919 + 11) % decoder.vocab_size
+        self.tokens = (steps * 7919 + 11) % target.vocab_size
 
     def run(self, start: int, count: int, *, scored: int, batched: bool = False) -> Tensor:
         """Forward tokens [start, start + count); logits [scored, V] of the last ones."""
-        page_size = self._decoder.kv_pool.page_size
+        page_size = self._target.kv_pools[0].page_size
         spans = [(start, count)] + [(0, min(NEIGHBOUR, page_size))] * batched
         lens = torch.tensor([n for _, n in spans], device=self._device)
         windows = torch.tensor([scored, 1][: len(spans)], device=self._device)
@@ -112,7 +113,7 @@ class _Scratch:
             num_scored=int(windows.sum()),
             kind=kind,
             width=8,
-            min_rows=self._decoder.min_rows,
+            min_rows=self._target.min_rows,
         )
         table = self._pages[:-1].repeat(len(spans), 1)
         table[1:] = self._pages[-1]
@@ -120,20 +121,21 @@ class _Scratch:
         page = table[layout.req_of_token, positions // page_size]
         batch = ForwardBatch(
             layout=layout,
-            token_ids=Tokens(self._tokens[positions]),
+            token_ids=Tokens(self.tokens[positions]),
             positions=Tokens(positions),
             slot_mapping=Tokens(page * page_size + positions % page_size),
             page_table=table,
             seq_lens=torch.tensor([a + n for a, n in spans], device=self._device),
         )
-        return self._decoder.forward(batch).logits[:scored]
+        return self._target.forward(batch).logits[:scored]
 
     def fill(self) -> None:
         """Write the same unit noise every time."""
-        pool = self._decoder.kv_pool
-        slots = pool.slots_of(self._pages[None], len(self._pages) * pool.page_size).flatten()
+        pools = self._target.kv_pools
+        num_slots = len(self._pages) * pools[0].page_size
+        slots = pools[0].slots_of(self._pages[None], num_slots).flatten()
         generator = torch.Generator().manual_seed(0)
-        for tensor in (pool.keys, pool.values):
+        for tensor in [part for pool in pools for part in (pool.keys, pool.values)]:
             shape = (slots.numel(), *tensor.shape[2:])
             noise = torch.randn(shape, generator=generator).to(tensor)
             for layer in tensor:

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from emberline.batch import ForwardBatch, KVSpec, TargetOutput
+from emberline.cache.kv_pool import KVPool
 
 
 class Target(Protocol):
@@ -24,7 +25,15 @@ class Target(Protocol):
 
     @property
     def kv_spec(self) -> KVSpec | None:
-        """KV kept in the pages; None for a target without any (a table)."""
+        """KV kept in the pages, one entry a layer; None for a target without any (a table).
+
+        Where layers differ in shape, heads and widths are those of the largest.
+        """
+        ...
+
+    @property
+    def kv_pools(self) -> tuple[KVPool, ...]:
+        """Where the KV is kept: a pool for each shape of a layer."""
         ...
 
     @property

@@ -152,7 +152,13 @@ def _query_maps(
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, groups: Sequence[QueryGroup], scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    groups: Sequence[QueryGroup],
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention output of every token.
 
@@ -160,39 +166,64 @@ def attend(
         q: [T, num_heads, head_dim], rotated.
         keys: [num_slots, num_kv_heads, head_dim], one layer of the pool, this step's included.
             What lies in masked slots must be finite.
-        values: the same shape.
+        values: [num_slots, num_kv_heads, value_dim].
         groups: the step's plan.
         scale: factor of the scores.
+        soft_cap: c: scores become c * tanh(scores / c) (Gemma 2).
+        sinks: [num_heads], a score a head that takes its share of the softmax and adds no value
+            (Xiao et al. 2023; learned, as in GPT-OSS).
 
     Returns:
-        [T, num_heads * head_dim].
+        [T, num_heads * value_dim].
     """
     if len(groups) == 1 and isinstance(groups[0].queries, slice):
-        return _attend_group(q, keys, values, groups[0], scale)
-    out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+        return _attend_group(q, keys, values, groups[0], scale, soft_cap, sinks)
+    out = q.new_empty(q.shape[0], q.shape[1] * values.shape[2])
     for group in groups:
-        out[group.tokens] = _attend_group(q, keys, values, group, scale)[group.places]
+        mixed = _attend_group(q, keys, values, group, scale, soft_cap, sinks)
+        out[group.tokens] = mixed[group.places]
     return out
 
 
 def _attend_group(
-    q: Tensor, keys: Tensor, values: Tensor, group: QueryGroup, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    group: QueryGroup,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """[G * n, num_heads * head_dim]."""
+    """[G * n, num_heads * value_dim]."""
     reqs, (num_kv_heads, head_dim) = group.num_reqs, keys.shape[1:]
     share = q.shape[1] // num_kv_heads
-    k = keys.index_select(0, group.slots).view(reqs, -1, num_kv_heads, head_dim)
-    v = values.index_select(0, group.slots).view(reqs, -1, num_kv_heads, head_dim)
+    k = keys.index_select(0, group.slots).view(reqs, -1, num_kv_heads, head_dim).transpose(1, 2)
+    v = values.index_select(0, group.slots).view(reqs, -1, *values.shape[1:]).transpose(1, 2)
     x = q[group.queries].view(reqs, -1, num_kv_heads, share, head_dim)
     width = x.shape[1]
     x = x.transpose(1, 2).reshape(reqs, num_kv_heads, width * share, head_dim)
     if padding := group.mask.shape[2] - width * share:
         x = F.pad(x, (0, 0, 0, padding))
-    out = F.scaled_dot_product_attention(
-        x, k.transpose(1, 2), v.transpose(1, 2), attn_mask=group.mask, scale=scale
-    )
-    out = out[:, :, : width * share].reshape(reqs, num_kv_heads, width, share, head_dim)
+    if soft_cap is None and sinks is None:
+        out = F.scaled_dot_product_attention(x, k, v, attn_mask=group.mask, scale=scale)
+    else:
+        if sinks is not None:
+            sinks = F.pad(sinks.view(-1, share).repeat(1, width), (0, padding))
+        out = _weigh(x @ k.mT * scale, group.mask, soft_cap, sinks) @ v
+    out = out[:, :, : width * share].reshape(reqs, num_kv_heads, width, share, -1)
     return out.transpose(1, 2).reshape(reqs * width, -1)
+
+
+def _weigh(scores: Tensor, mask: Tensor, soft_cap: float | None, sinks: Tensor | None) -> Tensor:
+    """Softmax of [G, kv heads, m, W] scores in float32; sinks [kv heads, m]."""
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    wide = (scores + mask).to(torch.promote_types(scores.dtype, torch.float32))
+    if sinks is None:
+        return torch.softmax(wide, -1).to(scores.dtype)
+    # The sink comes first: a longer window then only adds columns at the end.
+    column = sinks.to(wide.dtype)[None, :, :, None].expand(wide.shape[0], -1, -1, 1)
+    return torch.softmax(torch.cat((column, wide), -1), -1)[..., 1:].to(scores.dtype)
 
 
 def _slots(page_table: Tensor, page_size: int, begin: int, end: int) -> Tensor:

@@ -1,0 +1,324 @@
+"""Any transformers causal language model over our pages: the broad path to a target.
+
+The modelling code runs as it is; only attention is ours. A step is one packed row of tokens that
+travels as a keyword of the forward call to `stock_attention`, where each layer writes its keys and
+values into the pages and reads the context back. Logits come from the model's own
+`ForCausalLM.forward`, where some families scale or cap them, taps from hooks on its layers. Must
+not know sampling, drafts or requests.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from emberline.batch import ForwardBatch, KVSpec, TargetOutput
+from emberline.cache.kv_pool import KVPool
+from emberline.layout import Rows, Scored, Tokens
+from emberline.models.stock_attention import STEP, AttentionLayer, Call, plain_attention
+from emberline.models.weights import ModelError
+from emberline.ops.attention import QueryGroup, attend, plan_attention
+
+MIN_ROWS = 8
+"""From this many rows on, a linear's result does not depend on the count (lab notes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StockModel:
+    """A loaded model and what its attention needs. Make one with `stock_load.load_stock`."""
+
+    model: Any  # a transformers causal language model
+    layers: tuple[AttentionLayer, ...]  # by layer
+    blocks: nn.ModuleList  # the decoder layers, whose outputs are the taps
+    max_model_len: int  # tokens a sequence may have
+
+    @property
+    def kv_specs(self) -> tuple[KVSpec, ...]:
+        """One entry for each shape of a layer with keys and values of its own."""
+        return tuple(layers[0].kv_spec(len(layers)) for layers in _by_shape(self.layers).values())
+
+
+class StockTarget:
+    """A transformers model over our paged KV. Implements the `Target` protocol.
+
+    Args:
+        stock: the model.
+        taps: 0-based layers whose raw output is returned; -1 is the input of the first.
+        num_pages: pages of the pools, the scratch page 0 included.
+        page_size: tokens a page.
+        poison_padding: padding rows hold NaN instead of zero.
+
+    Raises:
+        ModelError: a tap is out of range.
+    """
+
+    def __init__(
+        self,
+        stock: StockModel,
+        *,
+        taps: tuple[int, ...],
+        num_pages: int,
+        page_size: int,
+        poison_padding: bool = False,
+    ) -> None:
+        self.model = stock.model
+        self.layers = stock.layers
+        self._max_model_len = stock.max_model_len
+        self._taps = taps
+        self._fill = float("nan") if poison_padding else 0.0
+        device = str(stock.model.device)
+        self._kv_pools = tuple(
+            KVPool.allocate(spec, num_pages, page_size, self.dtype, device)
+            for spec in stock.kv_specs
+        )
+        self._places = _places(stock.layers)
+        self._embedding = stock.model.get_input_embeddings()
+        self._head = _headed(stock.model, stock.blocks)
+        for tap in taps:
+            _watch(stock.blocks, tap)
+        if taps:
+            self._try_head()
+
+    @property
+    def vocab_size(self) -> int:
+        """V, columns of the logits."""
+        return int(self.model.config.vocab_size)
+
+    @property
+    def max_model_len(self) -> int:
+        """Context length in tokens."""
+        return self._max_model_len
+
+    @property
+    def kv_spec(self) -> KVSpec:
+        """All layers of the model, with the heads and widths of the largest."""
+        windows = [layer.window for layer in self.layers if layer.window is not None]
+        return KVSpec(
+            len(self.layers),
+            max(layer.num_kv_heads for layer in self.layers),
+            max(layer.head_dim for layer in self.layers),
+            window=max(windows) if len(windows) == len(self.layers) else None,
+        )
+
+    @property
+    def kv_pools(self) -> tuple[KVPool, ...]:
+        """A pool for each shape of a layer."""
+        return self._kv_pools
+
+    @property
+    def min_rows(self) -> int:
+        """Least rows a step should run for its results to be independent of the row count."""
+        return MIN_ROWS
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, KV and computation."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @torch.no_grad()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What the model's embedding module says. [...] int64 -> [..., D]."""
+        embedded: Tensor = self._embedding(token_ids)
+        return embedded
+
+    @torch.no_grad()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of normed hidden states, as the model scales and caps them. [N, D] -> [N, V]."""
+        count = hidden.shape[0]
+        if count < MIN_ROWS:
+            hidden = F.pad(hidden, (0, 0, 0, MIN_ROWS - count))
+        return _wide(self._head(inputs_embeds=hidden[None], use_cache=False).logits[0, :count])
+
+    @torch.no_grad()
+    def forward(self, batch: ForwardBatch) -> TargetOutput:
+        """Run one step: write KV of every token, return logits of every scored one and the taps."""
+        layout = batch.layout
+        step = _Step(
+            batch, self.layers, self._places, self._kv_pools, _plan(batch, self), self._fill
+        )
+        scored = layout.row_of_token[layout.token_of_scored]
+        wanted = F.pad(scored, (0, max(0, MIN_ROWS - len(scored))))
+        if not layout.num_tokens:
+            return self._nothing()
+        logits = self.model(
+            input_ids=layout.pack(batch.token_ids, 0)[None],
+            position_ids=layout.pack(batch.positions, 0)[None],
+            use_cache=False,
+            logits_to_keep=wanted,
+            **{STEP: step},
+        ).logits[0, : layout.num_scored]
+        taps = None
+        if self._taps:
+            taps = Tokens(torch.cat([layout.unpack(step.tapped[tap]) for tap in self._taps], -1))
+        return TargetOutput(Scored(_wide(logits)), taps)
+
+    def _try_head(self) -> None:
+        """Fail now rather than when a draft needs the head."""
+        try:
+            self.head(self.embed(torch.zeros(1, dtype=torch.int64, device=self.model.device)))
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise ModelError(
+                f"the head of {type(self.model).__name__} cannot be run by itself, which a draft "
+                f"needs ({error})"
+            ) from error
+
+    def _nothing(self) -> TargetOutput:
+        """The output of a step without tokens."""
+        none = torch.zeros(0, dtype=torch.int64, device=self.model.device)
+        embedded = self.embed(none)
+        taps = Tokens(embedded.repeat(1, len(self._taps))) if self._taps else None
+        return TargetOutput(Scored(_wide(embedded.new_zeros(0, self.vocab_size))), taps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One forward pass, as attention sees it."""
+
+    batch: ForwardBatch
+    layers: tuple[AttentionLayer, ...]
+    places: tuple[tuple[int, int], ...]  # by layer: its pool, and the layer in it
+    pools: tuple[KVPool, ...]
+    plans: Mapping[tuple[int, int | None], Sequence[QueryGroup]]  # by share and window
+    fill: float  # of padding rows
+    tapped: dict[int, Rows] = field(default_factory=dict)
+
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, call: Call
+    ) -> Tensor:
+        """Write the layer's keys and values, and attend over the pages."""
+        index = module.layer_idx
+        layer, (place, at) = self.layers[index], self.places[index]
+        if mask is not None:
+            raise ModelError(f"layer {index}: the model makes its attention mask by itself")
+        layout, pool = self.batch.layout, self.pools[place]
+        q, k, v = (layout.unpack(Rows(x[0].transpose(0, 1))) for x in (query, key, value))
+        if layer.source == index:
+            pool.write(at, self.batch.slot_mapping, k, v)
+        mixed = attend(
+            q,
+            pool.keys[at],
+            pool.values[at],
+            self.plans[layer.share, layer.window],
+            call.scale,
+            call.soft_cap,
+            call.sinks,
+        )
+        rows = layout.pack(Tokens(mixed), self.fill)
+        return rows.view(1, layout.num_rows, layer.num_heads, layer.value_dim)
+
+
+def _plan(
+    batch: ForwardBatch, target: StockTarget
+) -> dict[tuple[int, int | None], list[QueryGroup]]:
+    """The attention plan of every distinct share and sliding window."""
+    query_lens = batch.layout.query_start_loc.diff().tolist()
+    seq_lens = batch.seq_lens.tolist()
+    return {
+        (share, window): plan_attention(
+            query_lens,
+            seq_lens,
+            batch.page_table,
+            target.kv_pools[0].page_size,
+            share=share,
+            sliding_window=window,
+            dtype=target.dtype,
+        )
+        for share, window in {(layer.share, layer.window) for layer in target.layers}
+    }
+
+
+def _by_shape(layers: Sequence[AttentionLayer]) -> dict[KVSpec, list[AttentionLayer]]:
+    """Layers with keys and values of their own, by the shape of those."""
+    shapes: dict[KVSpec, list[AttentionLayer]] = {}
+    for index, layer in enumerate(layers):
+        if layer.source == index:
+            shapes.setdefault(layer.kv_spec(1), []).append(layer)
+    return shapes
+
+
+def _places(layers: Sequence[AttentionLayer]) -> tuple[tuple[int, int], ...]:
+    """By layer: the number of its pool, and its number there. Shared keys are at their source's."""
+    pools = list(_by_shape(layers))
+    used = [0] * len(pools)
+    places: list[tuple[int, int]] = []
+    for index, layer in enumerate(layers):
+        if layer.source != index:
+            places.append(places[layer.source])
+            continue
+        pool = pools.index(layer.kv_spec(1))
+        places.append((pool, used[pool]))
+        used[pool] += 1
+    return tuple(places)
+
+
+def _watch(blocks: nn.ModuleList, tap: int) -> None:
+    """Have a layer's output noted in the step that runs it."""
+    if not -1 <= tap < len(blocks):
+        raise ModelError(f"tap {tap} is not a layer: -1 .. {len(blocks) - 1}")
+
+    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _note(kwargs, tap, args[0] if args else kwargs["hidden_states"])
+
+    def after(_: Any, __: Any, kwargs: dict[str, Any], output: Any) -> None:
+        _note(kwargs, tap, output if isinstance(output, Tensor) else output[0])
+
+    if tap < 0:
+        blocks[0].register_forward_pre_hook(before, with_kwargs=True)
+    else:
+        blocks[tap].register_forward_hook(after, with_kwargs=True)
+
+
+def _note(kwargs: Mapping[str, Any], tap: int, hidden: Tensor) -> None:
+    step = kwargs.get(STEP)
+    if isinstance(step, _Step):
+        step.tapped[tap] = Rows(hidden[0])
+
+
+class _Given(nn.Module):
+    """Stands in for a model's body: its output is the hidden states that came in."""
+
+    def __init__(self, output_type: Any) -> None:
+        super().__init__()
+        self._output_type = output_type
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
+        """[1, N, D] as the last hidden state."""
+        return self._output_type(last_hidden_state=inputs_embeds)
+
+
+def _headed(model: Any, blocks: nn.ModuleList) -> Any:
+    """The model with its body taken out: what is left turns normed states into logits."""
+    names = {id(module): name for name, module in model.named_modules()}
+    path = names[id(blocks)].split(".")[:-1]
+    return _replaced(model, path, _Given(_output_type(model, model.get_submodule(".".join(path)))))
+
+
+def _replaced(module: nn.Module, path: Sequence[str], leaf: nn.Module) -> nn.Module:
+    """A shallow copy of `module` with another submodule at `path`; the rest is shared."""
+    if not path:
+        return leaf
+    twin = copy.copy(module)
+    child = _replaced(module.get_submodule(path[0]), path[1:], leaf)
+    twin.__dict__["_modules"] = {**module._modules, path[0]: child}
+    return twin
+
+
+def _output_type(model: Any, body: nn.Module) -> Any:
+    """The class of a body's output, by running the model on one token."""
+    seen: list[Any] = []
+    hook = body.register_forward_hook(lambda _module, _args, output: seen.append(output))
+    with torch.no_grad(), plain_attention(model):
+        model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
+    hook.remove()
+    return type(seen[0])
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
