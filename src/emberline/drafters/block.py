@@ -2,13 +2,15 @@
 
 Owns the draft's own KV and everything up to the hidden states of a block's slots. It must not
 know how tokens are drawn from those states: that is what the algorithms on top differ in.
-Architecture: DFlash (block diffusion drafting), taken over by DSpark; layers as in Qwen3.
+Architecture: DFlash (block diffusion drafting), taken over by DSpark; layers as in Qwen3, or as in
+Gemma 4 where `BlockStyle` says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,13 +25,30 @@ from emberline.models.weights import Weights
 from emberline.ops.norm import rms_norm
 from emberline.ops.rotary import rotate
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStyle:
+    """How a layer computes, where families differ. The defaults are Qwen3's."""
+
+    activation: str = "silu"  # a key of `ACTIVATIONS`
+    attention_scale: float | None = None  # of the scores; None: head_dim ** -0.5
+    values_are_keys: bool = False  # no v_proj: values are what k_proj gives, before its norm
+    norm_values: bool = False  # values are normalised, without a weight
+    sandwich_norms: bool = False  # attention and MLP have a norm behind as well as before
+    layer_scalar: bool = False  # a layer's output is scaled by a number of its own
+
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
     """Geometry of a block draft, from its config file alone."""
 
     algorithm: str  # name of the drafter's class in `emberline.drafters.DRAFTERS`
-    vocab_size: int  # V
+    vocab_size: int | None  # V, the target's; None if the file does not say
     hidden_size: int  # D, the target's as well
     intermediate_size: int
     num_layers: int
@@ -46,6 +65,9 @@ class DraftConfig:
     num_target_layers: int | None  # depth of the target it was trained for, where stated
     markov_rank: int  # as the config states it; 0 = no sequential head
     has_confidence: bool  # as the config states it
+    style: BlockStyle = BlockStyle()
+    embed_scale: float = 1.0  # of its own embedding
+    logit_softcap: float | None = None  # of its own head: tanh(logits / cap) * cap
 
     @property
     def max_draft_tokens(self) -> int:
@@ -68,9 +90,12 @@ class BlockLayer:
     qk_norm: Tensor  # [heads + kv_heads, head_dim]: one weight a head, q then k
     out: Tensor  # [D, heads * head_dim]
     out_bias: Tensor | None
-    post_norm: Tensor  # [D]
+    mlp_norm: Tensor  # [D]
     gate_up: Tensor  # [2 * intermediate, D]
     down: Tensor  # [D, intermediate]
+    after_attention: Tensor | None  # [D], norm of what attention adds
+    after_mlp: Tensor | None  # [D], norm of what the MLP adds
+    scalar: Tensor | None  # [1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +147,9 @@ class BlockBackbone:
         self._layers = [_layer(config, take, f"layers.{i}.") for i in range(config.num_layers)]
         self._context = _context(config, take, self._layers)
         self._norm = take("norm.weight", config.hidden_size)
+        self._activation = ACTIVATIONS[config.style.activation]
+        ones = torch.ones(config.head_dim, dtype=dtype, device=device)
+        self._value_norm = ones if config.style.norm_values else None
         self.kv_pool = KVPool.allocate(config.kv_spec, num_pages, page_size, dtype, device)
         self._rope = config.rope.to(device)
 
@@ -146,8 +174,9 @@ class BlockBackbone:
         keys = rms_norm(kv[:, :, 0], context.k_norm, config.rms_norm_eps)
         keys = rotate(keys.flatten(1, 2), *self._rope.cos_sin(committed.positions, self.dtype))
         keys = keys.view(count, config.num_layers, config.num_kv_heads, config.head_dim)
+        values = self._values(kv[:, :, 1])
         for layer in range(config.num_layers):
-            self.kv_pool.write(layer, committed.slot_mapping, keys[:, layer], kv[:, layer, 1])
+            self.kv_pool.write(layer, committed.slot_mapping, keys[:, layer], values[:, layer])
 
     def forward(self, anchors: Tensor, positions: Tensor, page_table: Tensor) -> Tensor:
         """Run one block a request: [anchor, mask, mask, ...] from the anchor's position on.
@@ -172,13 +201,25 @@ class BlockBackbone:
         for index, layer in enumerate(self._layers):
             normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
             keys, values = context.keys[index], context.values[index]
-            x = x + self._attend(layer, normed, cos, signed_sin, keys, values, mask)
-            normed = rms_norm(x, layer.post_norm, config.rms_norm_eps)
+            mixed = self._attend(layer, normed, cos, signed_sin, keys, values, mask)
+            x = x + self._added(mixed, layer.after_attention)
+            normed = rms_norm(x, layer.mlp_norm, config.rms_norm_eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
+            mixed = F.linear(self._activation(gate) * up, layer.down)
+            x = x + self._added(mixed, layer.after_mlp)
+            if layer.scalar is not None:
+                x = x * layer.scalar
         hidden = rms_norm(x, self._norm, config.rms_norm_eps).view(-1, width, config.hidden_size)
         first = 0 if config.anchor_predicts else 1
         return hidden[:, first : config.block_size]
+
+    def _added(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        return x if norm is None else rms_norm(x, norm, self.config.rms_norm_eps)
+
+    def _values(self, values: Tensor) -> Tensor:
+        if self._value_norm is None:
+            return values
+        return rms_norm(values, self._value_norm, self.config.rms_norm_eps)
 
     def _attend(
         self,
@@ -197,13 +238,18 @@ class BlockBackbone:
         qk = rms_norm(qkv[:, : heads + kv_heads], layer.qk_norm, config.rms_norm_eps)
         qk = rotate(qk, cos, signed_sin).view(-1, width, heads + kv_heads, head_dim)
         keys[:, :width] = qk[:, :, heads:]
-        values[:, :width] = qkv[:, heads + kv_heads :].view(-1, width, kv_heads, head_dim)
+        fresh = self._values(qkv[:, heads + kv_heads :])
+        values[:, :width] = fresh.view(-1, width, kv_heads, head_dim)
         # The mask does not depend on the query, so the heads that share a key head become rows.
         group = heads // kv_heads
         query = qk[:, :, :heads].reshape(-1, width, kv_heads, group, head_dim)
         query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
         mixed = F.scaled_dot_product_attention(
-            query, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask
+            query,
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            attn_mask=mask,
+            scale=config.style.attention_scale,
         )
         mixed = mixed.reshape(-1, kv_heads, group, width, head_dim).permute(0, 3, 1, 2, 4)
         return F.linear(mixed.reshape(-1, heads * head_dim), layer.out, layer.out_bias)
@@ -211,16 +257,20 @@ class BlockBackbone:
 
 def _layer(config: DraftConfig, take: Callable[..., Tensor], prefix: str) -> BlockLayer:
     hidden, wide, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    heads, kv_heads = config.num_heads, config.num_kv_heads
+    heads, kv_heads, style = config.num_heads, config.num_kv_heads, config.style
     attention = prefix + "self_attn."
-    sizes = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+    values = "k_proj" if style.values_are_keys else "v_proj"
+    sizes = (("q_proj", heads * dim), ("k_proj", kv_heads * dim), (values, kv_heads * dim))
     bias = config.attention_bias
+
+    def norm(name: str) -> Tensor:
+        return take(f"{prefix}{name}_layernorm.weight", hidden)
+
+    sandwich = style.sandwich_norms
     return BlockLayer(
-        input_norm=take(prefix + "input_layernorm.weight", hidden),
-        qkv=torch.cat([take(f"{attention}{n}.weight", s, hidden) for n, s in sizes.items()]),
-        qkv_bias=torch.cat([take(f"{attention}{n}.bias", s) for n, s in sizes.items()])
-        if bias
-        else None,
+        input_norm=norm("input"),
+        qkv=torch.cat([take(f"{attention}{n}.weight", s, hidden) for n, s in sizes]),
+        qkv_bias=torch.cat([take(f"{attention}{n}.bias", s) for n, s in sizes]) if bias else None,
         qk_norm=torch.cat(
             [
                 take(attention + "q_norm.weight", dim).expand(heads, dim),
@@ -229,11 +279,15 @@ def _layer(config: DraftConfig, take: Callable[..., Tensor], prefix: str) -> Blo
         ),
         out=take(attention + "o_proj.weight", hidden, heads * dim),
         out_bias=take(attention + "o_proj.bias", hidden) if bias else None,
-        post_norm=take(prefix + "post_attention_layernorm.weight", hidden),
+        # With norms behind, "post_attention" is the one behind attention, else the MLP's own.
+        mlp_norm=norm("pre_feedforward" if sandwich else "post_attention"),
         gate_up=torch.cat(
             [take(f"{prefix}mlp.{n}.weight", wide, hidden) for n in ("gate_proj", "up_proj")]
         ),
         down=take(prefix + "mlp.down_proj.weight", hidden, wide),
+        after_attention=norm("post_attention") if sandwich else None,
+        after_mlp=norm("post_feedforward") if sandwich else None,
+        scalar=take(prefix + "layer_scalar", 1) if style.layer_scalar else None,
     )
 
 

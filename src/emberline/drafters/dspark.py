@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from emberline.batch import DraftContext, DraftProposal, DrawKeys
 from emberline.drafters.block import BlockBackbone
 from emberline.drafters.block_drafter import BlockDrafter
-from emberline.drafters.tables import HeadFn
+from emberline.drafters.tables import HeadFn, draft_ids, scatter
 from emberline.models.weights import Weights
 from emberline.sampling.keys import draw
 
@@ -49,11 +49,27 @@ class MarkovHead(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class BiasTable:
+    """w2: how a latent moves the logits. A draft of fewer tokens leaves the others' as they are."""
+
+    weight: Tensor  # [Vd, r]
+    token_ids: Tensor | None  # [Vd] int64, the rows' tokens; None: all V, in order
+    vocab_size: int  # V
+
+    def __call__(self, latent: Tensor) -> Tensor:
+        """[B, r] -> [B, V] float32, or float64 if the head computes in it."""
+        bias = F.linear(latent, self.weight)
+        bias = bias if bias.dtype == torch.float64 else bias.float()
+        ids = self.token_ids
+        return bias if ids is None else scatter(bias, ids, self.vocab_size, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class VanillaHead:
     """bias = w2(w1[previous]): a low-rank table of which token follows which."""
 
     w1: Tensor  # [V, r]
-    w2: Tensor  # [V, r]
+    w2: BiasTable
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[B] int64 -> [B, r]."""
@@ -66,7 +82,7 @@ class VanillaHead:
         state: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """[B, r] -> [B, V]."""
-        return _widen(F.linear(previous, self.w2)), state
+        return self.w2(previous), state
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +90,7 @@ class GatedHead:
     """bias = w2(sigmoid(gate([hidden; e])) * e), e = w1[previous]."""
 
     w1: Tensor  # [V, r]
-    w2: Tensor  # [V, r]
+    w2: BiasTable
     gate: Tensor  # [r, D + r]
     gate_bias: Tensor  # [r]
 
@@ -88,7 +104,7 @@ class GatedHead:
         """[B, D], [B, r] -> [B, V]."""
         joined = torch.cat((hidden, previous), dim=-1)
         gate = torch.sigmoid(F.linear(joined, self.gate, self.gate_bias))
-        return _widen(F.linear(gate * previous, self.w2)), state
+        return self.w2(gate * previous), state
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +115,7 @@ class RnnHead:
     """
 
     w1: Tensor  # [V, r]
-    w2: Tensor  # [V, r]
+    w2: BiasTable
     joint: Tensor  # [3r, 2r + D]
     joint_bias: Tensor  # [3r]
 
@@ -116,7 +132,7 @@ class RnnHead:
         gate, candidate, output = F.linear(joined, self.joint, self.joint_bias).chunk(3, dim=-1)
         # lerp(a, b, w) = a + w * (b - a), the convex mix with weight sigmoid(g) on the old state.
         state = torch.lerp(torch.tanh(candidate), state, torch.sigmoid(gate))
-        return _widen(F.linear(torch.tanh(output), self.w2)), state
+        return self.w2(torch.tanh(output)), state
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +213,8 @@ def load_markov_head(
 ) -> MarkovHead:
     """The sequential head whose tensors the checkpoint holds; which kind, their names tell.
 
+    Under a reduced vocabulary (`d2t`) w2 has a row for each token that the draft knows.
+
     Raises:
         ModelError: w1's rows are not the target's vocabulary, or a tensor is missing or misshapen.
     """
@@ -206,7 +224,9 @@ def load_markov_head(
         return weights.take(f"markov_head.{name}", shape).to(device=device, dtype=dtype)
 
     w1 = take("markov_w1.weight", vocab_size, rank)
-    w2 = _stream(take("markov_w2.weight", vocab_size, rank))
+    ids = draft_ids(weights, vocab_size).to(device) if weights.has("d2t") else None
+    rows = vocab_size if ids is None else len(ids)
+    w2 = BiasTable(_stream(take("markov_w2.weight", rows, rank)), ids, vocab_size)
     if weights.has("markov_head.gate_proj.weight"):
         gate = take("gate_proj.weight", rank, hidden_size + rank)
         return GatedHead(w1, w2, gate, take("gate_proj.bias", rank))
@@ -248,7 +268,3 @@ def _stream(w2: Tensor) -> Tensor:
         return w2
     # Four times faster for one row in float32 on a CPU; bfloat16 kernels want rows together.
     return w2.t().contiguous().t()
-
-
-def _widen(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()

@@ -20,12 +20,20 @@ HeadFn = Callable[[Tensor], Tensor]  # [N, D] -> [N, V] float32, or as wide as t
 
 HEAD_COLUMNS = 64
 EMBED_ROWS = 16_384
+PROBE = 64  # a power of two: scaling by it is exact
 
 
 def load_embed(
-    weights: Weights, target: Target, hidden_size: int, dtype: torch.dtype, device: str
+    weights: Weights,
+    target: Target,
+    hidden_size: int,
+    dtype: torch.dtype,
+    device: str,
+    scale: float = 1.0,
 ) -> EmbedFn:
     """The target's embedding, or the checkpoint's `embed_tokens` where that is another one.
+
+    `scale` multiplies the checkpoint's; a target's embedding has its own scale in it.
 
     Raises:
         ModelError: it does not fit, or there is none and the target's has another width.
@@ -40,6 +48,8 @@ def load_embed(
             )
         return target.embed
     own = weights.take("embed_tokens.weight", (vocab, hidden_size)).to(device=device, dtype=dtype)
+    if scale != 1.0:
+        own = own * torch.tensor(scale, dtype=dtype)
     rows = torch.arange(vocab, device=device)
     parts = [rows[start : start + EMBED_ROWS] for start in range(0, vocab, EMBED_ROWS)]
     if width == hidden_size and all(
@@ -50,16 +60,24 @@ def load_embed(
 
 
 def load_head(
-    weights: Weights, target: Target, hidden_size: int, dtype: torch.dtype, device: str
+    weights: Weights,
+    target: Target,
+    hidden_size: int,
+    dtype: torch.dtype,
+    device: str,
+    softcap: float | None = None,
 ) -> HeadFn:
     """The target's head, or the checkpoint's `lm_head` where that is another one.
 
     A head over fewer ids comes with `d2t` (target id = draft id + d2t): ids that it does not know
-    get minus infinity, so that q is what is really drawn from.
+    get minus infinity, so that q is what is really drawn from. `softcap` bounds the logits of the
+    checkpoint's head: tanh(logits / softcap) * softcap; a target's head has its own cap in it.
 
     Raises:
         ModelError: it does not fit, or there is none and the target's has another width.
     """
+    vocab = target.vocab_size
+    ids = draft_ids(weights, vocab).to(device) if weights.has("d2t") else None
     if not weights.has("lm_head.weight"):
         width = target.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
         if width != hidden_size:
@@ -67,16 +85,25 @@ def load_head(
                 f"{weights.source}: made for a hidden size of {hidden_size}, the target has "
                 f"{width}, and there is no lm_head.weight of its own"
             )
-        return target.head
-    if weights.has("d2t"):
-        ids = draft_ids(weights, target.vocab_size).to(device)
-        known = weights.take("lm_head.weight", (len(ids), hidden_size))
-        return reduced_head(known.to(device=device, dtype=dtype), ids, target.vocab_size)
-    shape = (target.vocab_size, hidden_size)
+        if ids is None:
+            return target.head
+        return lambda hidden: scatter(target.head(hidden)[:, ids], ids, vocab, -torch.inf)
+    shape = (vocab if ids is None else len(ids), hidden_size)
     own = weights.take("lm_head.weight", shape).to(device=device, dtype=dtype)
-    if _is_targets(own, target):
+    if ids is None and _is_targets(own, softcap, target):
         return target.head
-    return lambda hidden: F.linear(hidden, own).float()
+
+    def head(hidden: Tensor) -> Tensor:
+        logits = _capped(F.linear(hidden, own).float(), softcap)
+        return logits if ids is None else scatter(logits, ids, vocab, -torch.inf)
+
+    return head
+
+
+def scatter(columns: Tensor, ids: Tensor, vocab_size: int, fill: float) -> Tensor:
+    """A draft's own columns at the target's: `fill` for ids it does not know. [N, Vd] -> [N, V]."""
+    wide = columns.new_full((*columns.shape[:-1], vocab_size), fill)
+    return wide.index_copy_(-1, ids, columns)
 
 
 def draft_ids(weights: Weights, vocab_size: int) -> Tensor:
@@ -106,25 +133,21 @@ def draft_ids(weights: Weights, vocab_size: int) -> Tensor:
     return ids
 
 
-def reduced_head(weight: Tensor, ids: Tensor, vocab_size: int) -> HeadFn:
-    """A head [Vd, D] over the target's `ids` [Vd]: logits of the others are minus infinity."""
-
-    def head(hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, weight).float()
-        return logits.new_full((len(logits), vocab_size), -torch.inf).index_copy_(1, ids, logits)
-
-    return head
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
-def _is_targets(own: Tensor, target: Target) -> bool:
+def _is_targets(own: Tensor, softcap: float | None, target: Target) -> bool:
     """Whether a head [V, D] is the target's.
 
-    A target gives logits, not its matrix: unit vectors read columns of it back, exactly.
+    A target gives logits, not its matrix: unit vectors read columns of it back, exactly. They are
+    large, so that a cap would show.
     """
     hidden_size = own.shape[1]
     probe = target.embed(torch.zeros(1, dtype=torch.int64, device=own.device))
     if probe.shape[-1] != hidden_size:
         return False
     columns = torch.linspace(0, hidden_size - 1, HEAD_COLUMNS, device=own.device).long()
-    units = F.one_hot(columns, hidden_size).to(own.dtype)
-    return torch.equal(target.head(units).to(own.dtype), own[:, columns].T)
+    units = PROBE * F.one_hot(columns, hidden_size).to(own.dtype)
+    expected = _capped((PROBE * own[:, columns].T).float(), softcap)
+    return torch.equal(target.head(units).to(own.dtype), expected.to(own.dtype))

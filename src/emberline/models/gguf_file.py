@@ -45,6 +45,8 @@ EXACT_DTYPES: dict[int, torch.dtype] = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
+    GGMLQuantizationType.I32: torch.int32,
+    GGMLQuantizationType.I64: torch.int64,
 }
 
 

@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from emberline.models.weights import ModelError
 from emberline.ops.rotary import sign_sin
 
-_FIXED = ("linear", "yarn", "llama3")
+_FIXED = ("linear", "yarn", "llama3", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ def rope_from_config(hf: Any) -> RopeTable:
     rope = hf.rope_parameters or {}
     kind = rope.get("rope_type", "default")
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    # "proportional" turns a part of a head's pairs too, the others by no angle: a full table.
+    if rope.get("partial_rotary_factor", 1.0) != 1.0 and kind != "proportional":
         raise ModelError("rope: partial_rotary_factor is not implemented")
     if head_dim % 2:
         raise ModelError(f"rope: head_dim must be even, got {head_dim}")

@@ -1,0 +1,78 @@
+"""One spelling for every draft checkpoint: DeepSpec's config fields and tensor names.
+
+Owns what a dialect has to hand over, and the names that wrappers put round tensors. It must not
+know any one dialect's config, nor what a field means for the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from torch import Tensor
+
+from emberline.models.int8 import expand
+from emberline.models.weights import ModelError, Weights
+
+SlotRule = Literal["anchor", "shifted"]
+"""anchor: slot k predicts token anchor + k + 1. shifted: slot j > 0 predicts anchor + j."""
+
+PREFIXES = ("module.", "draft_model.", "model.", "language_model.model.dspark.", "logit_head.")
+"""Wrappers' prefixes, stripped in this order."""
+
+W1 = "markov_head.markov_w1.weight"
+W2 = "markov_head.markov_w2.weight"
+CONFIDENCE = "confidence_head.proj.weight"
+SHARED = ("embed_tokens.weight", "lm_head.weight")
+"""What a draft may leave to its target."""
+
+UNUSED = ("*rotary_emb.inv_freq", "mask_embedding", "verifier_norm.*", "verifier_lm_head.*")
+"""Tensors that change no draft: buffers, and what only training reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCheckpoint:
+    """A draft as its dialect spells it, under DeepSpec's names. Tensors are not read yet."""
+
+    source: str  # what messages call it, a path as a rule
+    dialect: str  # for people
+    config: Mapping[str, Any]  # DeepSpec's fields; layer ids are 0-based outputs, -1 = embeddings
+    shapes: Mapping[str, tuple[int, ...]]  # of its tensors, by DeepSpec's names
+    load: Callable[[], Weights]  # reads them; every call gives a fresh set, none taken
+    slot_rule: SlotRule | None = None  # None: not a block draft
+    slot_reason: str = ""  # why, for people
+    ambiguous: bool = False  # the rule was guessed: files of this kind follow either
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Tensors that no drafter reads."""
+        return unused(self.shapes)
+
+
+def unused(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the names that `UNUSED` covers, sorted."""
+    return tuple(sorted(n for n in names if any(fnmatchcase(n, glob) for glob in UNUSED)))
+
+
+def strip_prefixes(weights: Weights) -> dict[str, Tensor]:
+    """A checkpoint's tensors without wrappers' prefixes.
+
+    Raises:
+        ModelError: two tensors have the same name once their prefixes are gone.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name in weights.names():
+        short = name
+        for prefix in PREFIXES:
+            short = short.removeprefix(prefix)
+        if short in tensors:
+            raise ModelError(f"{weights.source}: two tensors are called {short!r}")
+        tensors[short] = weights.take(name)
+    return tensors
+
+
+def from_tensors(tensors: Mapping[str, Tensor], source: str) -> Weights:
+    """Weights of canonical tensors, int8 matrices as float32."""
+    return Weights(expand(tensors, source), source)

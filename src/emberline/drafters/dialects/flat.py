@@ -1,0 +1,200 @@
+"""Checkpoints whose config is one flat object: DeepSpec, SpecForge, z-lab and NeMo.
+
+Owns where these four keep a field, and which slot rule each class follows. All of them count
+target layers from 0 and mean a layer's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from emberline.drafters.dialects.canonical import (
+    CONFIDENCE,
+    SHARED,
+    W1,
+    DraftCheckpoint,
+    SlotRule,
+    from_tensors,
+)
+
+DSPARK_CLASSES = {
+    "Qwen3DSparkModel": "DeepSpec",
+    "Gemma4DSparkModel": "DeepSpec",
+    "DSparkDraftModel": "SpecForge",
+}
+DFLASH_CLASSES = {"DFlashDraftModel": "z-lab", "Qwen3DFlashDraftModel": "NeMo"}
+EAGLE3_CLASSES = {
+    "Qwen3Eagle3Model": "DeepSpec",
+    "LlamaForCausalLMEagle3": "SpecForge",
+    "LlamaEagle3DraftModel": "NeMo",
+}
+CLASSES = {**DSPARK_CLASSES, **DFLASH_CLASSES, **EAGLE3_CLASSES}
+"""Class name to the project that writes it."""
+
+MASK_FIELDS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+"""Where the mask token may stand at the top level, after `dflash_config.mask_token_id`."""
+
+EAGLE3_STEPS = 7
+"""Drafts of an EAGLE-3 block where the file does not say: what such drafts are trained to take."""
+
+
+def read(
+    raw: Mapping[str, Any],
+    name: str,
+    tensors: dict[str, Tensor],
+    source: str,
+    target_depth: int | None,
+) -> DraftCheckpoint:
+    """A folder's config and tensors (prefixes stripped), its class `name` one of `CLASSES`.
+
+    Raises:
+        KeyError, ValueError: a field is missing or not supported.
+    """
+    if name in EAGLE3_CLASSES:
+        return eagle3(raw, tensors, source, EAGLE3_CLASSES[name], target_depth)
+    nested = raw.get("dflash_config") or {}
+    kind = nested.get("projector_type", "dspark")
+    if kind not in ("dspark", "dflash"):
+        raise ValueError(f"projector_type {kind!r} is not supported, only dspark and dflash")
+    if nested.get("causal"):
+        raise ValueError("a causal block (JetSpec) is not supported")
+    config = {**raw, **nested, "mask_token_id": _mask_token(raw, nested)}
+    config["markov_rank"] = _markov_rank(config, tensors)
+    rule, reason, ambiguous = _slot_rule(name, nested, W1 in tensors)
+    return DraftCheckpoint(
+        source=source,
+        dialect=f"{CLASSES[name]} ({name})",
+        config={**config, "enable_confidence_head": _has_confidence(config, tensors)},
+        shapes={key: tuple(tensor.shape) for key, tensor in tensors.items()},
+        load=lambda: from_tensors(tensors, source),
+        slot_rule=rule,
+        slot_reason=reason,
+        ambiguous=ambiguous,
+    )
+
+
+def write(
+    checkpoint: DraftCheckpoint, tables: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors in DeepSpec's own form, with its copies of embedding and head.
+
+    Args:
+        checkpoint: the draft.
+        tables: `SHARED` of the target, used where the draft has none of its own.
+
+    Raises:
+        ValueError: DeepSpec's classes cannot say this draft.
+    """
+    config, weights = dict(checkpoint.config), checkpoint.load()
+    if checkpoint.slot_rule == "shifted":
+        raise ValueError(
+            "the anchor's slot of this draft predicts nothing, which DeepSpec's classes cannot "
+            "say: export it as zlab or speculators"
+        )
+    if weights.has("d2t"):
+        raise ValueError("DeepSpec has no reduced vocabulary: export this draft as speculators")
+    tensors = {name: weights.take(name) for name in weights.names()}
+    mask = config.get("mask_token_id")
+    if mask is not None:  # for engines that look there
+        config["dflash_config"] = {
+            "target_layer_ids": config["target_layer_ids"],
+            "mask_token_id": mask,
+        }
+    return config, {**tables, **tensors}
+
+
+def write_zlab(checkpoint: DraftCheckpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of z-lab's `DFlashDraftModel`: embedding and head are the target's.
+
+    Raises:
+        ValueError: the draft is more than that class can say.
+    """
+    config, weights = dict(checkpoint.config), checkpoint.load()
+    if weights.has(W1) or checkpoint.slot_rule != "shifted":
+        raise ValueError(
+            "z-lab's class is a DFlash whose anchor predicts nothing, and this draft is not: "
+            "export it as deepspec, speculators or gguf"
+        )
+    nested = {name: config.pop(name) for name in ("target_layer_ids", "mask_token_id")}
+    config |= {"architectures": ["DFlashDraftModel"], "dflash_config": nested}
+    names = [name for name in weights.names() if name not in SHARED]
+    return config, {name: weights.take(name) for name in names}
+
+
+def eagle3(
+    raw: Mapping[str, Any],
+    tensors: dict[str, Tensor],
+    source: str,
+    project: str,
+    target_depth: int | None,
+) -> DraftCheckpoint:
+    """An EAGLE-3 draft, from any config that has its fields at the top level."""
+    tensors = {_first_layer(name): tensor for name, tensor in tensors.items()}
+    nested = raw.get("eagle_config") or {}
+    config = {**raw, **nested}
+    config["target_layer_ids"] = _eagle3_taps(config, target_depth)
+    config.setdefault("ttt_length", EAGLE3_STEPS)
+    config["fc_norm"] = "fc_norm.0.weight" in tensors
+    config["norm_before_fc"] = "input_norm.weight" in tensors
+    layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
+    config["num_hidden_layers"] = len(layers) or config.get("num_hidden_layers", 1)
+    return DraftCheckpoint(
+        source=source,
+        dialect=f"{project} (EAGLE-3)",
+        config={**config, "architectures": ["Qwen3Eagle3Model"]},
+        shapes={key: tuple(tensor.shape) for key, tensor in tensors.items()},
+        load=lambda: from_tensors(tensors, source),
+    )
+
+
+def _first_layer(name: str) -> str:
+    return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
+
+
+def _eagle3_taps(config: Mapping[str, Any], target_depth: int | None) -> list[int]:
+    """0-based outputs. Other fields than DeepSpec's name the layer that reads the state."""
+    if config.get("target_layer_ids"):
+        return [int(layer) for layer in config["target_layer_ids"]]
+    read_by = config.get("eagle_aux_hidden_state_layer_ids")
+    if not read_by:
+        depth = config.get("num_target_layers") or target_depth
+        if depth is None:
+            raise ValueError(
+                "it names no target layers: they follow from the target's depth, so name the "
+                "target (--model)"
+            )
+        read_by = (2, int(depth) // 2, int(depth) - 3)
+    return [int(layer) - 1 for layer in read_by]
+
+
+def _mask_token(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> int:
+    found = [nested.get("mask_token_id"), *(raw.get(name) for name in MASK_FIELDS)]
+    for value in found:
+        if value is not None:
+            return int(value)
+    raise KeyError("mask_token_id")
+
+
+def _markov_rank(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
+    """The rank of the head that is there; of one that is only promised, so that it is missed."""
+    return tensors[W1].shape[1] if W1 in tensors else int(config.get("markov_rank") or 0)
+
+
+def _has_confidence(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+    return CONFIDENCE in tensors or bool(config.get("enable_confidence_head"))
+
+
+def _slot_rule(
+    name: str, nested: Mapping[str, Any], has_markov: bool
+) -> tuple[SlotRule, str, bool]:
+    """The rule, the reason for people, and whether it is a guess."""
+    if name in DSPARK_CLASSES:
+        return "anchor", f"{name} predicts from the anchor on", False
+    if nested.get("projector_type") == "dspark":
+        return "anchor", "projector_type dspark predicts from the anchor on", False
+    if has_markov:
+        return "anchor", f"it has a Markov head, though {name} is a class without", True
+    return "shifted", f"{name} predicts nothing at the anchor", False
