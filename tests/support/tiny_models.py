@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -131,7 +133,10 @@ def tiny_model(family: str, **changes: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, fields = FAMILIES.get(family, (family, {}))
-    config = AutoConfig.for_model(model_type, **{**SIZES, **fields, **changes})
+    fields = {**SIZES, **fields, **changes}
+    # None takes a field out: some configs have it as a property.
+    given = {name: value for name, value in fields.items() if value is not None}
+    config = AutoConfig.for_model(model_type, **given)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -150,3 +155,54 @@ def save_model(folder: Path, family: str, **changes: Any) -> Any:
     model = tiny_model(family, **changes)
     model.save_pretrained(folder)
     return model
+
+
+def save_draft(folder: Path, model: Any, taps: tuple[int, ...], block_size: int = 4) -> None:
+    """A random DSpark draft for a tiny model, with embedding and head left to the target."""
+    config = model.config
+    width, vocab, rank, wide, head_dim = config.hidden_size, config.vocab_size, 8, 48, 16
+    raw = {
+        "architectures": ["Qwen3DSparkModel"],
+        "vocab_size": vocab,
+        "hidden_size": width,
+        "intermediate_size": wide,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": head_dim,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "max_position_embeddings": 512,
+        "num_target_layers": config.num_hidden_layers,
+        "target_layer_ids": list(taps),
+        "block_size": block_size,
+        "mask_token_id": vocab - 1,
+        "markov_rank": rank,
+        "enable_confidence_head": True,
+    }
+    attention = {"q_proj": 2 * head_dim, "k_proj": head_dim, "v_proj": head_dim}
+    shapes = {
+        "fc": (width, len(taps) * width),
+        **{f"layers.0.self_attn.{name}": (out, width) for name, out in attention.items()},
+        "layers.0.self_attn.o_proj": (width, 2 * head_dim),
+        "layers.0.mlp.gate_proj": (wide, width),
+        "layers.0.mlp.up_proj": (wide, width),
+        "layers.0.mlp.down_proj": (width, wide),
+        "markov_head.markov_w1": (vocab, rank),
+        "markov_head.markov_w2": (vocab, rank),
+        "confidence_head.proj": (1, width + rank),
+    }
+    generator = torch.Generator().manual_seed(5)
+    tensors = {
+        f"{name}.weight": torch.randn(shape, generator=generator) * 0.2
+        for name, shape in shapes.items()
+    }
+    for name in ("hidden_norm", "norm", "layers.0.input_layernorm"):
+        tensors[f"{name}.weight"] = torch.ones(width)
+    tensors["layers.0.post_attention_layernorm.weight"] = torch.ones(width)
+    for name in ("q_norm", "k_norm"):
+        tensors[f"layers.0.self_attn.{name}.weight"] = torch.ones(head_dim)
+    tensors["confidence_head.proj.bias"] = torch.zeros(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors")
