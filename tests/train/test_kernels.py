@@ -15,7 +15,9 @@ if DEVICE == "cpu" and not triton.knobs.runtime.interpret:
 
 
 @pytest.mark.parametrize("vocab", [30, 5000, 8192])
-@pytest.mark.parametrize("mix", [Mix(0.1, 0.9), Mix(1.0, 0.0), Mix(0.1, 0.5, 0.4, 0.3)])
+@pytest.mark.parametrize(
+    "mix", [Mix(0.1, 0.9), Mix(1.0, 0.0), Mix(0.1, 0.5, 0.4, 0.3), Mix(0.0, 0.0, soft_ce=1.0)]
+)
 def test_loss_rows_is_the_plain_rule(vocab: int, mix: Mix):
     from emberline.train.kernels import loss_rows
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -48,7 +50,7 @@ def test_fused_loss_is_the_naive_one_with_its_gradients(with_markov: bool, mix: 
 
 def test_position_weights_decay_and_sum_to_one():
     valid = torch.tensor([[True, True, True], [True, False, False]])
-    weights = position_weights(valid, decay=4.0)
+    weights = position_weights(valid, (1.0, math.exp(-1 / 4), math.exp(-2 / 4)))
     assert float(weights.sum()) == pytest.approx(1.0)
     assert float(weights[0, 1] / weights[0, 0]) == pytest.approx(torch.e ** (-1 / 4), rel=1e-5)
     assert weights[1, 1:].tolist() == [0, 0]
@@ -72,7 +74,8 @@ def test_stats_of_two_blocks_by_hand():
     agree = torch.tensor([True, True, False, True])
     logits = torch.logit(1 - distance.clamp(max=1.9) / 2)
     zero = torch.zeros(())
-    found = block_stats(torch.ones(4), distance, agree, valid, logits, zero).summary()
+    one = torch.ones(())
+    found = block_stats(torch.ones(4), distance, agree, valid, logits, zero, zero, one).summary()
     assert found["acceptance"] == pytest.approx([0.7, 0.5])
     assert found["agreement"] == pytest.approx([0.5, 1.0])
     assert found["length_t1"] == pytest.approx(1 + (0.8 + 0.8 * 0.5 + 0.6) / 2)

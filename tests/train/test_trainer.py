@@ -12,8 +12,9 @@ import torch
 from emberline.train.config import DraftConfig, LossConfig, OptimConfig, TrainConfig
 from emberline.train.dataset import TokenRows
 from emberline.train.optim import orthogonalise, rate_at
+from emberline.train.run_log import METRICS
 from emberline.train.target import FrozenTarget
-from emberline.train.trainer import METRICS, Trainer
+from emberline.train.trainer import Trainer
 
 SMALL = TrainConfig(steps=12, seqs_per_step=4, anchors=8, log_every=4, eval_every=6, save_every=6)
 

@@ -5,97 +5,165 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from emberline.cli.settings import fail, one_line_errors
-
-if TYPE_CHECKING:
-    from emberline.train.pipeline import Recipe
+from emberline.cli.train_data import synthesize
 
 Head = Literal["vanilla", "gated", "rnn"]
+Algorithm = Literal["dspark", "dflash", "eagle3"]
+RUN = "run"
+
+FLAGS = {
+    "algorithm": ("draft.algorithm",),
+    "layers": ("draft.num_hidden_layers",),
+    "block_size": ("draft.block_size",),
+    "taps": ("draft.target_layer_ids",),
+    "mask_token_id": ("draft.mask_token_id",),
+    "markov_rank": ("draft.markov_rank",),
+    "markov_head": ("draft.markov_head_type",),
+    "rounds": ("data.rounds",),
+    "sample_batch": ("data.batch_size",),
+    "seq_len": ("data.seq_len",),
+    "held_out": ("data.held_out_rows",),
+    "steps": ("train.steps",),
+    "seqs": ("train.seqs_per_step",),
+    "anchors": ("train.anchors",),
+    "accumulate": ("train.accumulate",),
+    "muon_lr": ("optim.muon_lr",),
+    "adam_lr": ("optim.adam_lr",),
+    "seed": ("data.seed", "train.seed"),
+}
+"""Which keys of the recipe an option sets."""
 
 
-def train(
+class _Group(TyperGroup):
+    """A first word that names no command of its own is a run's folder: `train runs/mine`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the run's own command in front where it is meant."""
+        if not args or args[0] == RUN or args[0] not in self.commands:
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+class _Run(TyperCommand):
+    """The command without a name."""
+
+    def make_context(self, info_name: str | None, args: list[str], **extra: Any) -> Any:  # type: ignore[override]  # noqa: ARG002
+        """Show as `emberline train`."""
+        return super().make_context("", args, **extra)
+
+
+train = typer.Typer(cls=_Group, add_completion=False, rich_markup_mode=None)
+
+
+@train.callback()
+def _train() -> None:
+    """Train a draft for a model."""
+
+
+@train.command(RUN, cls=_Run)
+def run(
     out: Annotated[Path, typer.Argument(help="Folder of the run; an unfinished run is resumed.")],
     model: Annotated[
         str | None,
         typer.Option(help="Folder, .gguf file or Hugging Face id; the embedded model if absent."),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Recipe, a TOML file; the options below win over what it says."),
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Token rows of an earlier run; made anew if absent.")
+        Path | None, typer.Option(help="Token rows made before; made anew in the run if absent.")
     ] = None,
     device: Annotated[
         str, typer.Option(help="cuda, cpu, or auto: a GPU if there is one.")
     ] = "auto",
-    steps: Annotated[int, typer.Option(min=1, help="Updates of the weights.")] = 4000,
-    seqs: Annotated[int, typer.Option(min=1, help="Rows in a step.")] = 32,
-    anchors: Annotated[int, typer.Option(min=1, help="Blocks cut out of each row.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Batches of text to sample.")] = 8,
-    sample_batch: Annotated[int, typer.Option(min=1, help="Rows sampled together.")] = 4096,
-    seq_len: Annotated[int, typer.Option(min=16, help="Tokens of a row.")] = 512,
-    held_out: Annotated[int, typer.Option(min=0, help="Rows kept aside to measure on.")] = 1024,
-    layers: Annotated[int, typer.Option(min=1, help="Layers of the draft.")] = 3,
-    block_size: Annotated[int, typer.Option(min=1, help="Drafts a block.")] = 7,
+    algorithm: Annotated[
+        Algorithm | None, typer.Option(help="Kind of the draft, with its losses; dspark.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of the weights; 4000.")] = None,
+    seqs: Annotated[
+        int | None, typer.Option(help="Rows in a step, over all processes; 32.")
+    ] = None,
+    anchors: Annotated[int | None, typer.Option(help="Blocks cut out of each row; 128.")] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(help="Parts that a step's rows are done in, to save memory; 1.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Batches of text to sample; 8.")] = None,
+    sample_batch: Annotated[int | None, typer.Option(help="Rows sampled together; 4096.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a row; 512.")] = None,
+    held_out: Annotated[
+        int | None, typer.Option(help="Rows kept aside to measure on; 1024.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers of the draft; 3.")] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Drafts a block, or steps of an EAGLE-3 chain; 7.")
+    ] = None,
     taps: Annotated[
         str | None, typer.Option(help="Target layers to read, 0-based: 1,8,14,21,27.")
     ] = None,
     mask_token_id: Annotated[
         int | None, typer.Option(help="Token in the open slots; an unused special one if absent.")
     ] = None,
-    markov_rank: Annotated[int, typer.Option(min=0, help="Rank of the Markov head.")] = 64,
-    markov_head: Annotated[Head, typer.Option(help="Kind of the Markov head.")] = "vanilla",
-    dflash: Annotated[
-        bool, typer.Option("--dflash", help="No Markov head, no confidence, CE alone.")
+    markov_rank: Annotated[int | None, typer.Option(help="Rank of the Markov head; 64.")] = None,
+    markov_head: Annotated[
+        Head | None, typer.Option(help="Kind of the Markov head; vanilla.")
+    ] = None,
+    muon_lr: Annotated[float | None, typer.Option(help="Rate of the matrices; 0.02.")] = None,
+    adam_lr: Annotated[float | None, typer.Option(help="Rate of heads and norms; 0.0025.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of data, weights and batches; 0.")] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any key of the recipe: optim.ema=0.999; repeatable."),
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard's events too.")
     ] = False,
-    muon_lr: Annotated[float, typer.Option(help="Rate of the matrices.")] = 0.02,
-    adam_lr: Annotated[float, typer.Option(help="Rate of heads and norms.")] = 2.5e-3,
-    seed: Annotated[int, typer.Option(help="Of data, weights and batches.")] = 0,
 ) -> None:
-    """Train a draft for a model on text that the model writes itself."""
+    """Train a draft for a model on text that the model writes itself.
+
+    `emberline train synthesize` makes the text alone, from prompts of yours if you like.
+    """
+    given = {name: value for name, value in locals().items() if name in FLAGS}
     with one_line_errors():
-        from emberline.train import config as settings
-        from emberline.train.pipeline import Recipe
+        from emberline.train.recipe import merge, read_change, read_recipe
 
         try:
-            changes: dict[str, Any] = {
-                "num_hidden_layers": layers,
-                "block_size": block_size,
-                "target_layer_ids": _ids(taps),
-                "mask_token_id": mask_token_id,
-                "markov_rank": 0 if dflash else markov_rank,
-                "markov_head_type": markov_head,
-                "enable_confidence_head": not dflash,
-            }
-            recipe = Recipe(
-                draft=changes,
-                synthesis=settings.SynthesisConfig(rounds, sample_batch, seq_len, seed),
-                training=settings.TrainConfig(
-                    steps,
-                    seqs,
-                    anchors,
-                    seed,
-                    loss=settings.LossConfig(1.0, 0.0, 0.0) if dflash else settings.LossConfig(),
-                    optim=settings.OptimConfig(muon_lr=muon_lr, adam_lr=adam_lr),
-                ),
-                held_out_rows=held_out,
-            )
-            _run(model, out, recipe, device, data)
+            flags = _flags(given)
+            changes = merge([*map(read_change, change or []), *flags])
+            recipe = read_recipe(config, changes)
+            _train_draft(model, out, recipe, device, data, tensorboard)
         except (ValueError, FileNotFoundError) as problem:
             fail(" ".join(str(problem).split()))
 
 
-def _ids(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
+def _flags(given: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
+    """Options that were given, as changes to the recipe."""
+    found = []
+    for name, value in given.items():
+        if value is None:
+            continue
+        for key in FLAGS[name]:
+            section, _, entry = key.partition(".")
+            found.append({section: {entry: _ids(value) if name == "taps" else value}})
+    return found
+
+
+def _ids(text: str) -> list[int]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        return [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"--taps must be numbers with commas between, got {text!r}") from None
 
 
-def _run(model: str | None, out: Path, recipe: Recipe, device: str, data: Path | None) -> None:
+def _train_draft(
+    model: str | None, out: Path, recipe: Any, device: str, data: Path | None, tensorboard: bool
+) -> None:
     import torch
 
     from emberline.hub import resolve_model
@@ -105,13 +173,15 @@ def _run(model: str | None, out: Path, recipe: Recipe, device: str, data: Path |
         device = "cuda" if torch.cuda.is_available() else "cpu"
     folder = resolve_model(model).path
     with _progress(recipe.training.steps) as (say, report):
-        draft = train_draft(folder, out, recipe, torch.device(device), data, say, report)
-        say(f"draft written to {draft}")
+        train_draft(folder, out, recipe, torch.device(device), data, say, report, tensorboard)
 
 
 @contextmanager
 def _progress(steps: int) -> Iterator[tuple[Any, Any]]:
-    """A bar with rate and time left on standard error, and a line for each report."""
+    """A bar with rate and time left on standard error, and a line for each report.
+
+    It appears with the first line: of several processes only the one that leads has any.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -122,20 +192,28 @@ def _progress(steps: int) -> Iterator[tuple[Any, Any]]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=steps, rate="")
+    progress = Progress(*columns, console=Console(stderr=True))
+    task = progress.add_task("", total=steps, rate="")
 
-        def say(text: str) -> None:
-            progress.console.print(text, markup=False, highlight=False)
+    def say(text: str) -> None:
+        progress.start()
+        progress.console.print(text, markup=False, highlight=False)
 
-        def report(line: dict[str, Any]) -> None:
-            numbers = (
-                f"step {line['step']:>6} {line['split']:<8} ce {line['ce']:.3f} l1 {line['l1']:.3f}"
-                f"  tokens a step: T=0 {line['length_t0']:.2f}, T=1 {line['length_t1']:.2f}"
-            )
-            say(numbers)
-            if "steps_per_second" in line:
-                rate = f"{line['steps_per_second']:.2f} steps/s"
-                progress.update(task, completed=line["step"], rate=rate)
+    def report(line: dict[str, Any]) -> None:
+        numbers = (
+            f"step {line['step']:>6} {line['split']:<8} ce {line['ce']:.3f} l1 {line['l1']:.3f}"
+            f"  tokens a step: T=0 {line['length_t0']:.2f}, T=1 {line['length_t1']:.2f}"
+        )
+        say(numbers)
+        if "steps_per_second" in line:
+            rate = f"{line['steps_per_second']:.2f} steps/s"
+            progress.update(task, completed=line["step"], rate=rate)
 
+    try:
         yield say, report
+    finally:
+        if progress.live.is_started:
+            progress.stop()
+
+
+train.command("synthesize")(synthesize)

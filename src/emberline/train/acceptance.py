@@ -6,7 +6,7 @@ exact rule, and counts. It measures acceptance only; nothing here says anything 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from emberline.train.backbone import DraftModel
 from emberline.train.blocks import dense_mask
+from emberline.train.eagle3 import Eagle3Model
+from emberline.train.model import Model
 from emberline.train.target import FrozenTarget, wide_linear
 
 ROUND_TO = 64  # lengths are padded up, so that few shapes occur
@@ -53,14 +55,18 @@ class _Run:
 @torch.no_grad()
 def measure(
     target: FrozenTarget,
-    model: DraftModel,
+    model: Model,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     temperature: float,
     stop_ids: Sequence[int],
     seed: int = 0,
 ) -> list[Acceptance]:
-    """Decode every prompt and count acceptance. Temperature 0 is greedy."""
+    """Decode every prompt and count acceptance. Temperature 0 is greedy.
+
+    Drafts of every algorithm: a block at once, or an EAGLE-3 chain of as many steps. A prompt of
+    an EAGLE-3 draft has at least two tokens.
+    """
     device, size = target.device, model.config.block_size
     taps_of = model.config.target_layer_ids
     generator = torch.Generator(device).manual_seed(seed)
@@ -94,7 +100,7 @@ def measure(
 
 def draft_block(
     target: FrozenTarget,
-    model: DraftModel,
+    model: Model,
     taps: Tensor,
     tokens: Tensor,
     anchors: Tensor,
@@ -102,29 +108,20 @@ def draft_block(
     generator: torch.Generator,
     angles: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """Draft one block a sequence: ids [S, K], and q [S, K, V] unless greedy."""
-    size = model.config.block_size
-    rows = torch.arange(tokens.shape[0], device=tokens.device)
-    slots = torch.arange(size, device=tokens.device)
-    inputs = torch.full((len(rows), size), model.config.mask_token_id, device=tokens.device)
-    inputs[:, 0] = previous = tokens[rows, anchors]
-    mask = dense_mask(anchors[:, None], tokens.shape[1], size)
-    half = target.device.type == "cuda"
-    with torch.autocast(target.device.type, torch.bfloat16, enabled=half):
-        block = target.embedding[inputs]
-        hidden = model(taps, block, anchors[:, None] + slots, angles, mask)
-    base = wide_linear(hidden.flatten(0, 1).to(target.dtype), target.head)
-    base = base.view(*inputs.shape, -1)
-    hidden = hidden.float()
-    state: Tensor | None = None
+    """Draft one block a sequence: ids [S, K], and q [S, K, V] unless greedy.
+
+    Args:
+        taps: [S, L, A]; tokens: [S, L] int64; anchors: [S] int64, where the blocks start.
+        angles: rotary angles of at least L + K positions.
+    """
+    if isinstance(model, Eagle3Model):
+        next_logits = _chain(target, model, taps, tokens, anchors, angles)
+    else:
+        next_logits = _block(target, model, taps, tokens, anchors, angles)
+    previous = tokens.gather(1, anchors[:, None])[:, 0]
     ids, probs = [], []
-    for slot in range(size):
-        logits = base[:, slot]
-        embedded = model.embed_previous(previous)
-        if model.markov_head is not None and embedded is not None:
-            state = torch.zeros_like(embedded) if state is None else state
-            state, latent = model.markov_head.advance(state, hidden[:, slot], embedded)
-            logits = logits + model.markov_head.markov_w2(latent)
+    for _ in range(model.config.block_size):
+        logits = next_logits(previous)
         if temperature > 0:
             q = torch.softmax(logits / temperature, dim=-1)
             probs.append(q)
@@ -133,6 +130,70 @@ def draft_block(
             previous = logits.argmax(-1)
         ids.append(previous)
     return torch.stack(ids, dim=1), torch.stack(probs, dim=1) if probs else None
+
+
+NextLogits = Callable[[Tensor], Tensor]
+"""The token before a slot [S] -> the slot's logits [S, V]; called once for each slot in order."""
+
+
+def _chain(
+    target: FrozenTarget,
+    model: Eagle3Model,
+    taps: Tensor,
+    tokens: Tensor,
+    anchors: Tensor,
+    angles: Tensor,
+) -> NextLogits:
+    """The steps of an EAGLE-3 chain."""
+    half = target.device.type == "cuda"
+    with torch.autocast(target.device.type, torch.bfloat16, enabled=half):
+        chains = model.begin(taps, target.embedding[tokens], anchors[:, None], angles)
+
+    def next_logits(previous: Tensor) -> Tensor:
+        nonlocal chains
+        with torch.autocast(target.device.type, torch.bfloat16, enabled=half):
+            hidden, chains = model.advance(chains, target.embedding[previous[:, None]])
+        return wide_linear(hidden[:, 0].to(target.dtype), target.head)
+
+    return next_logits
+
+
+def _block(
+    target: FrozenTarget,
+    model: DraftModel,
+    taps: Tensor,
+    tokens: Tensor,
+    anchors: Tensor,
+    angles: Tensor,
+) -> NextLogits:
+    """The slots of a block, whose hidden states are computed at once."""
+    size, mask_token_id = model.config.block_size, model.config.mask_token_id
+    assert mask_token_id is not None
+    rows = torch.arange(tokens.shape[0], device=tokens.device)
+    slots = torch.arange(size, device=tokens.device)
+    inputs = torch.full((len(rows), size), mask_token_id, device=tokens.device)
+    inputs[:, 0] = tokens[rows, anchors]
+    mask = dense_mask(anchors[:, None], tokens.shape[1], size)
+    half = target.device.type == "cuda"
+    with torch.autocast(target.device.type, torch.bfloat16, enabled=half):
+        block = target.embedding[inputs]
+        hidden = model(taps, block, anchors[:, None] + slots, angles, mask)
+    base = wide_linear(hidden.flatten(0, 1).to(target.dtype), target.head)
+    by_slot = base.view(*inputs.shape, -1).unbind(1)
+    waiting = iter(zip(by_slot, hidden.float().unbind(1), strict=True))
+    state: Tensor | None = None
+
+    def next_logits(previous: Tensor) -> Tensor:
+        nonlocal state
+        logits, at_slot = next(waiting)
+        embedded = model.embed_previous(previous)
+        if model.markov_head is None or embedded is None:
+            return logits
+        state = torch.zeros_like(embedded) if state is None else state
+        state, latent = model.markov_head.advance(state, at_slot, embedded)
+        return logits + model.markov_head.markov_w2(latent)
+
+    return next_logits
 
 
 def accept(

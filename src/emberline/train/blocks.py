@@ -20,11 +20,15 @@ class Blocks:
     """n blocks of K slots in each of S sequences. R = n * K rows, block-major."""
 
     anchors: Tensor  # [S, n] int64, rising; the anchor's position
-    inputs: Tensor  # [S, R] int64: anchor token, then mask tokens
+    inputs: Tensor  # [S, R] int64: the anchor token, then mask tokens or the text's own
     positions: Tensor  # [S, R] int64
     previous: Tensor  # [S, n, K] int64: the token before the one that a slot predicts
     labels: Tensor  # [S, n, K] int64: slot k predicts the token at anchor + k + 1
     valid: Tensor  # [S, n, K] bool: the label was written by the model in the anchor's turn
+
+    def of(self, rows: slice) -> Blocks:
+        """The blocks of some of the sequences."""
+        return Blocks(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 def sample_anchors(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -45,7 +49,7 @@ def sample_anchors(weights: Tensor, count: int, generator: torch.Generator) -> T
 
 
 def make_blocks(
-    tokens: Tensor, roles: Tensor, anchors: Tensor, block_size: int, mask_token_id: int
+    tokens: Tensor, roles: Tensor, anchors: Tensor, block_size: int, mask_token_id: int | None
 ) -> Blocks:
     """Cut blocks out of sequences.
 
@@ -53,6 +57,8 @@ def make_blocks(
         tokens: [S, L] int64.
         roles: [S, L] integer, 0 for tokens that nobody has to predict.
         anchors: [S, n] int64, each at most L - 1 - block_size.
+        mask_token_id: what open slots hold; None: the text's own tokens, for drafts that read
+            what they drew.
     """
     num_seqs, count = anchors.shape
     slots = torch.arange(block_size, device=tokens.device)
@@ -64,16 +70,19 @@ def make_blocks(
     previous, labels = gather(tokens, at), gather(tokens, at + 1)
     label_roles = gather(roles.to(torch.int64), at + 1)
     same_turn = (label_roles == label_roles[..., :1]) & (label_roles > 0)
-    inputs = torch.full_like(at, mask_token_id)
-    inputs[..., 0] = previous[..., 0]
+    inputs = previous.clone()
+    if mask_token_id is not None:
+        inputs[..., 1:] = mask_token_id
+    has_context = (anchors > 0)[..., None]
     return Blocks(
         anchors=anchors,
         inputs=inputs.view(num_seqs, count * block_size),
         positions=at.view(num_seqs, count * block_size),
         previous=previous,
         labels=labels,
-        # A block ends with its turn: what follows is the template's, not a prediction.
-        valid=same_turn.cumprod(-1).bool(),
+        # A block ends with its turn: what follows is the template's, not a prediction. Without a
+        # token before the anchor there is nothing of the target to draft from.
+        valid=same_turn.cumprod(-1).bool() & has_context,
     )
 
 

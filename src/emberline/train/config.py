@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from emberline.train.schedule import Schedule, least, read_schedule
+
+Algorithm = Literal["dspark", "eagle3"]
+ARCHITECTURES: dict[Algorithm, str] = {
+    "dspark": "Qwen3DSparkModel",
+    "eagle3": "Qwen3Eagle3Model",
+}
+Precision = Literal["auto", "float32", "bfloat16"]
 MarkovHead = Literal["vanilla", "gated", "rnn"]
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 DEFAULT_THETA = 10_000.0
@@ -25,7 +34,11 @@ COPIED_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """Shape of a DSpark draft (DFlash: `markov_rank` 0 and no confidence head)."""
+    """Shape of a draft.
+
+    DFlash is DSpark with `markov_rank` 0 and no confidence head. An EAGLE-3 draft has one layer,
+    neither head and no mask token; `block_size` is the number of steps that it is unrolled over.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -35,12 +48,14 @@ class DraftConfig:
     vocab_size: int
     num_target_layers: int
     target_layer_ids: tuple[int, ...]  # 0-based; the tap is that layer's output
-    mask_token_id: int
+    mask_token_id: int | None  # None: slots are given the tokens before them (EAGLE-3)
+    algorithm: Algorithm = "dspark"
     num_hidden_layers: int = 3
     block_size: int = 7
     markov_rank: int = 64
     markov_head_type: MarkovHead = "vanilla"
     enable_confidence_head: bool = True
+    step_loss_decay: float = 0.8  # EAGLE-3: step k weighs this to the power of k
     max_position_embeddings: int = 8192
     rms_norm_eps: float = 1e-5
     rope_theta: float = DEFAULT_THETA
@@ -62,8 +77,32 @@ class DraftConfig:
             raise ValueError(f"markov_rank must not be negative, got {self.markov_rank}")
         if self.markov_head_type not in MARKOV_HEADS:
             raise ValueError(f"markov_head_type must be one of {MARKOV_HEADS}")
-        if not 0 <= self.mask_token_id < self.vocab_size:
+        if self.algorithm not in ARCHITECTURES:
+            raise ValueError(
+                f"algorithm must be one of {', '.join(ARCHITECTURES)}, got {self.algorithm!r}"
+            )
+        if self.algorithm == "eagle3":
+            self._check_eagle3()
+        elif self.mask_token_id is None or not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(f"mask token {self.mask_token_id} is outside the vocabulary")
+
+    def _check_eagle3(self) -> None:
+        if self.num_hidden_layers != 1:
+            raise ValueError(
+                f"num_hidden_layers must be 1 for EAGLE-3, got {self.num_hidden_layers}"
+            )
+        if self.markov_rank or self.enable_confidence_head:
+            raise ValueError("EAGLE-3 has no Markov head and no confidence head")
+        if self.mask_token_id is not None:
+            raise ValueError("mask_token_id must be left out: EAGLE-3 has no open slots")
+        if not 0 < self.step_loss_decay <= 1:
+            raise ValueError(f"step_loss_decay must be in (0, 1], got {self.step_loss_decay}")
+
+    def position_factors(self, decay: float) -> tuple[float, ...]:
+        """What each position of a block weighs in the losses; `decay` is that of blocks."""
+        if self.algorithm == "eagle3":
+            return tuple(self.step_loss_decay**step for step in range(self.block_size))
+        return tuple(math.exp(-slot / decay) for slot in range(self.block_size))
 
     @property
     def tap_width(self) -> int:
@@ -92,14 +131,19 @@ class DraftConfig:
         )
         values["num_target_layers"] = layers
         values["target_layer_ids"] = default_taps(layers)
+        values["mask_token_id"] = None
         values.update({name: value for name, value in changes.items() if value is not None})
         return cls(**values)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> DraftConfig:
         """Read the draft's own config.json (DeepSpec field names)."""
-        fixed = {"target_layer_ids": tuple(raw["target_layer_ids"])}
+        fixed: dict[str, Any] = {"target_layer_ids": tuple(raw["target_layer_ids"])}
         fixed["num_target_layers"] = raw["num_target_layers"]
+        if ARCHITECTURES["eagle3"] in raw.get("architectures", ()):
+            fixed |= {name: raw[name] for name in ("num_hidden_layers", "step_loss_decay")}
+            fixed |= {"algorithm": "eagle3", "block_size": raw["ttt_length"]}
+            return cls.for_target(raw, **fixed, markov_rank=0, enable_confidence_head=False)
         names = ("mask_token_id", "num_hidden_layers", "block_size", "markov_rank")
         extra = {name: raw[name] for name in names}
         extra["markov_head_type"] = raw.get("markov_head_type") or "vanilla"
@@ -112,7 +156,7 @@ class DraftConfig:
         theta = values["rope_theta"]
         taps = list(self.target_layer_ids)
         values |= {
-            "architectures": ["Qwen3DSparkModel"],
+            "architectures": [ARCHITECTURES[self.algorithm]],
             "model_type": "qwen3",
             "hidden_act": "silu",
             "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
@@ -123,15 +167,31 @@ class DraftConfig:
             "sliding_window": None,
             "use_sliding_window": False,
             "target_layer_ids": taps,
-            "num_anchors": 64,
-            "dflash_config": {"target_layer_ids": taps, "mask_token_id": self.mask_token_id},
             "dtype": "bfloat16",
+        }
+        del values["algorithm"]
+        if self.algorithm == "eagle3":
+            return _eagle3_json(values)
+        del values["step_loss_decay"]
+        values["num_anchors"] = 64
+        values["dflash_config"] = {
+            "target_layer_ids": taps,
+            "mask_token_id": self.mask_token_id,
         }
         if self.enable_confidence_head:
             values["confidence_head_with_markov"] = self.markov_rank > 0
         if not self.markov_rank:
             del values["markov_head_type"]
         return values
+
+
+def _eagle3_json(values: dict[str, Any]) -> dict[str, Any]:
+    """The same config.json under the names of an EAGLE-3 draft, without what it does not have."""
+    absent = ("mask_token_id", "markov_rank", "markov_head_type", "enable_confidence_head")
+    kept = {name: value for name, value in values.items() if name not in absent}
+    kept["ttt_length"] = kept.pop("block_size")
+    kept["draft_num_hidden_layers"] = kept["num_hidden_layers"]
+    return kept
 
 
 def default_taps(num_layers: int, count: int = 5) -> tuple[int, ...]:
@@ -169,13 +229,31 @@ class SynthesisConfig:
 
 @dataclass(frozen=True, slots=True)
 class LossConfig:
-    """Weights of the three terms and the decay over the block's positions."""
+    """Weights of the terms, each a number or a `Schedule`, and the decay over a block."""
 
-    ce: float = 0.1
-    l1: float = 0.9
-    confidence: float = 1.0
-    decay: float = 4.0  # position k weighs exp(-k / decay)
+    ce: Schedule = 0.1  # cross-entropy of the text's own token
+    l1: Schedule = 0.9  # L1 distance of both distributions
+    confidence: Schedule = 1.0  # cross-entropy of the confidence; read where there is that head
+    decay: float = 4.0  # position k weighs exp(-k / decay); EAGLE-3: the draft's step_loss_decay
     chunk_rows: int = 4096  # rows whose [rows, V] tensors exist at once
+    soft_ce: Schedule = 0.0  # cross-entropy against the target's distribution
+    l1_sharp: Schedule = 0.0  # L1 distance of both distributions at `sharp_temperature`
+    sharp_temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in SCHEDULED:
+            schedule = read_schedule(name, getattr(self, name))
+            if least(schedule) < 0:
+                raise ValueError(f"{name} must not be negative, got {least(schedule)}")
+            object.__setattr__(self, name, schedule)
+        for name in ("decay", "sharp_temperature"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.chunk_rows < 1:
+            raise ValueError(f"chunk_rows must be at least 1, got {self.chunk_rows}")
+
+
+SCHEDULED = ("ce", "l1", "soft_ce", "l1_sharp", "confidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +265,23 @@ class OptimConfig:
     adam_lr: float = 2.5e-3
     warmup: int = 100
     clip: float = 1.0
+    ema: float = 0.0  # above 0: the exported weights are a moving average that keeps this much
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema must be in [0, 1), got {self.ema}")
+        for name in ("muon_lr", "muon_momentum", "adam_lr", "warmup"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.clip <= 0:
+            raise ValueError(f"clip must be positive, got {self.clip}")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """One run. Rows of a step = seqs_per_step x anchors x block_size."""
+    """One run. Slots of a step = seqs_per_step x anchors x block_size, over all processes."""
 
-    steps: int = 2000
+    steps: int = 4000
     seqs_per_step: int = 32
     anchors: int = 128
     seed: int = 0
@@ -203,10 +291,18 @@ class TrainConfig:
     log_every: int = 50
     eval_every: int = 500
     save_every: int = 500
+    accumulate: int = 1  # parts that a process does its rows of a step in, one after another
+    precision: Precision = "auto"  # of the activations; auto: bfloat16 on CUDA, else float32
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "seqs_per_step", "anchors", "log_every", "eval_every", "save_every"):
+        counts = ("steps", "seqs_per_step", "anchors", "log_every", "eval_every", "save_every")
+        for name in (*counts, "accumulate"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("answer_weight", "plain_weight", "user_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.precision not in ("auto", "float32", "bfloat16"):
+            raise ValueError(f"precision must be auto, float32 or bfloat16, got {self.precision!r}")

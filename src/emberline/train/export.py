@@ -18,8 +18,8 @@ from torch import Tensor
 
 from emberline.models.int8 import SCALE, expand, quantise
 from emberline.models.weights import load_folder
-from emberline.train.backbone import DraftModel
 from emberline.train.config import DraftConfig
+from emberline.train.model import Model, build_model
 
 WEIGHTS = "model.safetensors"
 SHARED = ("embed_tokens.weight", "lm_head.weight")
@@ -63,9 +63,9 @@ def read_draft(source: Path) -> tuple[DraftConfig, dict[str, Tensor]]:
     return DraftConfig.from_json(raw), own
 
 
-def load_model(config: DraftConfig, tensors: Mapping[str, Tensor]) -> DraftModel:
-    """A `DraftModel` with the given checkpoint tensors (tap scale one: it is folded)."""
-    model = DraftModel(config)
+def load_model(config: DraftConfig, tensors: Mapping[str, Tensor]) -> Model:
+    """A trainable draft with the given checkpoint tensors (tap scale one: it is folded)."""
+    model = build_model(config)
     model.load_state_dict({**tensors, "tap_scale": torch.ones(config.tap_width)})
     return model.requires_grad_(False)
 

@@ -1,12 +1,17 @@
 """One training batch: from token rows to everything that the losses read.
 
-Target features are computed anew each step: the frozen target is cheap beside the losses over the
-vocabulary, and hidden states of tens of millions of tokens fit no memory.
+A step is planned as a whole (anchors, labels, weights that sum to 1) and done in parts: by several
+processes, or one part after another. What is drawn depends on the step and the row, never on the
+part, and the losses of the parts add up to the step's.
+
+Target features are computed anew each step unless they come from `feature_cache.py`: the frozen
+target is cheap beside the losses over the vocabulary, and hidden states of tens of millions of
+tokens fit no memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +21,25 @@ from torch import Tensor
 from emberline.train.blocks import Blocks, dense_mask, flex_mask, make_blocks, sample_anchors
 from emberline.train.config import DraftConfig, TrainConfig
 from emberline.train.dataset import Role, TokenRows
+from emberline.train.objectives import position_weights
 from emberline.train.target import FrozenTarget
+
+Features = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(rows' places in their split [S], tokens [S, L]) -> taps [S, L, A], last hidden [S, L, D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a step, or a part of it, trains on. n blocks of K slots in each of S sequences."""
+
+    index: Tensor  # [S] int64, the rows' places in their split
+    tokens: Tensor  # [S, L] int64
+    blocks: Blocks
+    weights: Tensor  # [S, n, K] float32; those of a whole step sum to 1
+
+    def part(self, rows: slice) -> Plan:
+        """The plan of some of the sequences; the weights stay those of the whole step."""
+        return Plan(self.index[rows], self.tokens[rows], self.blocks.of(rows), self.weights[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +47,11 @@ class Batch:
     """S sequences with n blocks of K slots each; R = n * K."""
 
     blocks: Blocks
+    weights: Tensor  # [S, n, K]
     taps: Tensor  # [S, L, A]
     target_hidden: Tensor  # [S * R, D] the target's last hidden state where a slot predicts
     embedded: Tensor  # [S, R, D] embeddings of the block's inputs
-    mask: Any  # BlockMask on CUDA, dense bool elsewhere
+    context: Any  # block drafts: the mask, a BlockMask on CUDA; EAGLE-3: embedded rows [S, L, D]
 
 
 def anchor_weights(roles: Tensor, block_size: int, config: TrainConfig) -> Tensor:
@@ -45,40 +69,53 @@ def anchor_weights(roles: Tensor, block_size: int, config: TrainConfig) -> Tenso
     return weights
 
 
-def make_batch(
+def plan_step(
     rows: TokenRows,
-    target: FrozenTarget,
+    index: Tensor,
     draft: DraftConfig,
     config: TrainConfig,
     generator: torch.Generator,
-    features: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> Plan:
+    """Choose anchors in the rows at `index` [S] and cut blocks there."""
+    tokens, roles = rows.tokens[index].to(torch.int64), rows.roles[index]
+    usable = tokens.shape[1] - draft.block_size
+    chances = anchor_weights(roles, draft.block_size, config)[:, :usable]
+    anchors = sample_anchors(chances, min(config.anchors, usable), generator)
+    blocks = make_blocks(tokens, roles, anchors, draft.block_size, draft.mask_token_id)
+    factors = draft.position_factors(config.loss.decay)
+    return Plan(index, tokens, blocks, position_weights(blocks.valid, factors))
+
+
+def make_batch(
+    plan: Plan,
+    target: FrozenTarget,
+    draft: DraftConfig,
+    features: Features,
     build_mask: Callable[[Tensor, int, int], Any] | None = None,
 ) -> Batch:
-    """Choose anchors, run the target, cut blocks, build the mask.
-
-    `features` and `build_mask` replace the plain forms by captured or compiled ones.
-    """
-    tokens = rows.tokens.to(torch.int64)
-    length = tokens.shape[1]
-    weights = anchor_weights(rows.roles, draft.block_size, config)
-    usable = length - draft.block_size
-    count = min(config.anchors, usable)
-    anchors = sample_anchors(weights[:, :usable], count, generator)
-    blocks = make_blocks(tokens, rows.roles, anchors, draft.block_size, draft.mask_token_id)
-    if features is None:
-        taps, last = target.features(tokens, draft.target_layer_ids)
-    else:
-        taps, last = features(tokens)
+    """Features, inputs and mask of a plan. `build_mask` replaces the device's usual form."""
+    blocks, length = plan.blocks, plan.tokens.shape[1]
+    taps, last = features(plan.index, plan.tokens)
     where = blocks.positions[..., None].expand(-1, -1, last.shape[-1])
-    if build_mask is None:
-        build_mask = flex_mask if tokens.is_cuda else dense_mask
+    context: Any
+    if draft.algorithm == "eagle3":
+        context = target.embedding[plan.tokens]
+    else:
+        build_mask = build_mask or (flex_mask if plan.tokens.is_cuda else dense_mask)
+        context = build_mask(blocks.anchors, length, draft.block_size)
     return Batch(
         blocks=blocks,
+        weights=plan.weights,
         taps=taps,
         target_hidden=last.gather(1, where).flatten(0, 1),
         embedded=target.embedding[blocks.inputs],
-        mask=build_mask(anchors, length, draft.block_size),
+        context=context,
     )
+
+
+def fresh_features(target: FrozenTarget, taps: Sequence[int]) -> Features:
+    """Features computed by the target at every call."""
+    return lambda _, tokens: target.features(tokens, taps)
 
 
 class GraphedFeatures:
@@ -96,24 +133,24 @@ class GraphedFeatures:
         with torch.cuda.graph(self.graph):
             self.result = target.features(self.tokens, taps)
 
-    def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, index: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Taps [S, L, A] and last hidden states [S, L, D] of tokens [S, L]."""
         self.tokens.copy_(tokens)
         self.graph.replay()
         return self.result
 
 
-def tap_scale(rows: TokenRows, target: FrozenTarget, draft: DraftConfig, batch: int = 32) -> Tensor:
-    """One over each tap channel's root mean square over up to 256 rows, [A] float32."""
+def tap_scale(rows: TokenRows, target: FrozenTarget, draft: DraftConfig, batch: int) -> Tensor:
+    """One over each tap channel's root mean square over up to 256 rows, [A] float32.
+
+    `batch` rows go through the target at once.
+    """
     total = torch.zeros(draft.tap_width, device=target.device)
     count = 0
-    for start in range(0, min(rows.num_rows, 8 * batch) // batch * batch, batch):
-        tokens = rows.tokens[start : start + batch].to(target.device, torch.int64)
-        taps, _ = target.features(tokens, draft.target_layer_ids)
+    for tokens in rows.tokens[:256].split(batch):
+        taps, _ = target.features(tokens.to(target.device, torch.int64), draft.target_layer_ids)
         # The first token is an attention sink with states a hundred times larger than any other.
         seen = taps[:, 1:].float()
         total += seen.square().sum(dim=(0, 1))
         count += seen.shape[0] * seen.shape[1]
-    if not count:
-        raise ValueError(f"fewer than {batch} rows to measure the taps on")
     return torch.rsqrt(total / count + 1e-8)

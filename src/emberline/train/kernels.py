@@ -23,7 +23,7 @@ LEAST_QUERIES = 16  # rows of the smallest matrix product on tensor cores
 @triton.jit
 def _loss_row(
     draft, target, labels, weights, gradient, ce_out, l1_out, total_out, agree_out, hit_out,
-    size, ce, l1, l1_sharp, cold,
+    size, ce, l1, soft_ce, l1_sharp, cold,
     SHARP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row a program: its normalisers, then its distances, then its gradient.
@@ -75,6 +75,7 @@ def _loss_row(
 
     apart = tl.zeros((BLOCK,), tl.float32)
     lean = tl.zeros((BLOCK,), tl.float32)
+    expected = tl.zeros((BLOCK,), tl.float32)
     cold_apart = tl.zeros((BLOCK,), tl.float32)
     cold_lean = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
@@ -83,7 +84,9 @@ def _loss_row(
         x = tl.load(draft + column, mask=inside, other=-1e30)
         y = tl.load(target + column, mask=inside, other=-1e30)
         q = tl.exp(x - max_d) / sum_d
-        gap = q - tl.exp(y - max_t) / sum_t
+        p = tl.exp(y - max_t) / sum_t
+        gap = q - p
+        expected += tl.where(inside, p * x, 0.0)
         apart += tl.abs(gap)
         lean += tl.where(gap > 0, q, tl.where(gap < 0, -q, 0.0))
         if SHARP:
@@ -105,6 +108,7 @@ def _loss_row(
         gap = q - tl.exp(y - max_t) / sum_t
         sign = tl.where(gap > 0, 1.0, tl.where(gap < 0, -1.0, 0.0))
         slope = ce * (q - tl.where(column == label, 1.0, 0.0)) + l1 * q * (sign - side)
+        slope += soft_ce * gap
         if SHARP:
             q = tl.exp((x - max_d) * cold) / cold_sum_d
             gap = q - tl.exp((y - max_t) * cold) / cold_sum_t
@@ -113,10 +117,13 @@ def _loss_row(
         slope *= weight
         tl.store(gradient + column, slope.to(gradient.dtype.element_ty), mask=inside)
 
-    entropy = max_d + tl.log(sum_d) - tl.load(draft + label)
+    normaliser = max_d + tl.log(sum_d)
+    entropy = normaliser - tl.load(draft + label)
+    soft_entropy = normaliser - tl.sum(expected, 0)
+    total = ce * entropy + l1 * distance + soft_ce * soft_entropy + l1_sharp * cold_distance
     tl.store(ce_out + row, entropy)
     tl.store(l1_out + row, distance)
-    tl.store(total_out + row, ce * entropy + l1 * distance + l1_sharp * cold_distance)
+    tl.store(total_out + row, total)
     tl.store(agree_out + row, choice_d == choice_t)
     tl.store(hit_out + row, choice_d == label)
 
@@ -138,7 +145,7 @@ def loss_rows(
     _loss_row[(count,)](
         draft, target, labels.contiguous(), weights.float().contiguous(), gradient,
         ce, l1, total, agree, hit,
-        size, mix.ce, mix.l1, mix.l1_sharp, 1 / mix.sharp_temperature,
+        size, mix.ce, mix.l1, mix.soft_ce, mix.l1_sharp, 1 / mix.sharp_temperature,
         SHARP=mix.l1_sharp != 0, BLOCK=min(COLUMNS, triton.next_power_of_2(size)), num_warps=16,
     )  # fmt: skip
     return RowLosses(ce, l1, total, gradient, agree, hit)

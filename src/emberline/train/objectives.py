@@ -4,11 +4,13 @@
 
 averaged over valid slots with weights exp(-k / decay); p is the target's distribution, q the
 draft's (DSpark, training objective). 1 - ||p - q||_1 / 2 is the chance that a draft drawn from q
-is accepted (Leviathan et al. 2023), so the L1 term is acceptance itself. Pure functions.
+is accepted (Leviathan et al. 2023), so the L1 term is acceptance itself. EAGLE-3 has CE(q, p)
+alone, with weights 0.8^k (Li et al. 2025): the term `soft_ce` here. Pure functions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -19,10 +21,12 @@ from torch import Tensor
 from emberline.train.target import wide_linear
 
 
-def position_weights(valid: Tensor, decay: float) -> Tensor:
-    """exp(-k / decay) on valid slots, normalised to sum 1. valid [..., K] bool -> [..., K]."""
-    slots = torch.arange(valid.shape[-1], device=valid.device)
-    weights = torch.exp(-slots / decay) * valid
+def position_weights(valid: Tensor, factors: Sequence[float]) -> Tensor:
+    """Each position's factor on valid slots, normalised to sum 1.
+
+    valid [..., K] bool, K factors -> [..., K] float32.
+    """
+    weights = torch.tensor(factors, device=valid.device) * valid
     return weights / weights.sum().clamp(min=1e-8)
 
 
@@ -34,6 +38,7 @@ class Mix:
     l1: float
     l1_sharp: float = 0.0  # of ||p' - q'||_1, both distributions at `sharp_temperature`
     sharp_temperature: float = 0.5
+    soft_ce: float = 0.0  # of the cross-entropy against the target's distribution
 
 
 class Rule(Protocol):
@@ -73,8 +78,9 @@ def loss_and_gradient(
 ) -> RowLosses:
     """Losses of rows of logits, and the gradient in the draft's logits.
 
-    With s = sign(q - p): dL1/dlogits = q (s - <q, s>); dCE/dlogits = q - onehot(label). At a
-    temperature t the logits are divided by it, and so is the gradient.
+    With s = sign(q - p): dL1/dlogits = q (s - <q, s>); dCE/dlogits = q - onehot(label), or q - p
+    against the target's distribution. At a temperature t the logits are divided by it, and so is
+    the gradient.
 
     Args:
         draft_logits, target_logits: [N, V] float32.
@@ -90,13 +96,18 @@ def loss_and_gradient(
     columns = torch.arange(q.shape[-1], device=q.device)
     hit = columns == labels[:, None]
     picked = torch.where(hit, draft_logits, 0.0).sum(-1)
-    cross_entropy = (peak + mass.log()).squeeze(-1) - picked
+    normaliser = (peak + mass.log()).squeeze(-1)
+    cross_entropy = normaliser - picked
     total = mix.ce * cross_entropy + mix.l1 * distance
     gradient = mix.ce * (q - hit.to(q.dtype)) + mix.l1 * gradient
     if mix.l1_sharp:
         sharp, slope = _distance(draft_logits, target_logits, mix.sharp_temperature)
         total = total + mix.l1_sharp * sharp
         gradient = gradient + mix.l1_sharp * slope
+    if mix.soft_ce:
+        p = torch.softmax(target_logits, dim=-1)
+        total = total + mix.soft_ce * (normaliser - (p * draft_logits).sum(-1))
+        gradient = gradient + mix.soft_ce * (q - p)
     choice = draft_logits.argmax(-1)
     return RowLosses(
         cross_entropy,

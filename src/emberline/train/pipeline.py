@@ -3,17 +3,20 @@
 Everything lives in one folder, and every stage that is done is kept: call it again after an
 interruption and it goes on.
 
+    OUT/run.toml        the recipe, with nothing left to defaults
     OUT/data/           token rows
+    OUT/features/       the target's states, where the recipe keeps them
     OUT/checkpoint.pt   draft, optimisers, step
     OUT/metrics.jsonl   one line a report
     OUT/metrics.png     if matplotlib is there
+    OUT/tensorboard/    events, if they are asked for
     OUT/draft/          the exported draft
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,23 +25,21 @@ import torch
 
 from emberline.hub import generation_stop_ids, load_tokenizer
 from emberline.models.weights import read_json
-from emberline.train.config import DraftConfig, SynthesisConfig, TrainConfig
-from emberline.train.dataset import load_rows
+from emberline.train.config import DraftConfig
+from emberline.train.dataset import TokenRows, load_rows
 from emberline.train.export import read_draft, write_full
+from emberline.train.feature_cache import cache_features
+from emberline.train.features import Features
+from emberline.train.parallel import World, joined
 from emberline.train.plot import plot_metrics
+from emberline.train.recipe import Recipe, to_toml
+from emberline.train.run_log import METRICS, Report, check_tensorboard
 from emberline.train.synthesize import synthesize
 from emberline.train.target import FrozenTarget
-from emberline.train.trainer import CHECKPOINT, METRICS, Report, Trainer
+from emberline.train.trainer import CHECKPOINT, Trainer
 
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What to make of a target. `draft` overrides fields of `DraftConfig.for_target`."""
-
-    draft: dict[str, Any] = field(default_factory=dict)
-    synthesis: SynthesisConfig = field(default_factory=SynthesisConfig)
-    training: TrainConfig = field(default_factory=TrainConfig)
-    held_out_rows: int = 256
+RECIPE = "run.toml"
+Say = Callable[[str], None]
 
 
 def train_draft(
@@ -47,10 +48,14 @@ def train_draft(
     recipe: Recipe,
     device: torch.device,
     data: Path | None = None,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     report: Report | None = None,
+    tensorboard: bool = False,
 ) -> Path:
     """Train a draft for the target in `model` and export it.
+
+    Under `torchrun` every process calls it; they share the work, and the one that leads writes and
+    reports.
 
     Args:
         model: the target's Hugging Face folder.
@@ -59,35 +64,120 @@ def train_draft(
         device: "cuda" trains in minutes; a CPU is for trying things out.
         data: token rows made before; None makes them in `out`.
         say: told of every stage. report: given each line of the metrics.
+        tensorboard: write TensorBoard's events into `out` too.
 
     Returns:
         The folder of the exported draft.
     """
-    compiled = device.type == "cuda"
-    if data is None:
-        data = out / "data"
-        _make_data(model, data, recipe, device, say)
-    target = FrozenTarget(model, device, compiled=compiled)
-    draft = draft_config(model, recipe.draft)
-    rows = load_rows(data, "train")
-    has_held_out = any(data.glob("held_out_*.safetensors"))
-    held_out = load_rows(data, "held_out") if has_held_out else None
-    say(f"training on {rows.num_rows:,} rows of {rows.tokens.shape[1]} tokens")
-    trainer = Trainer(target, draft, recipe.training, rows, held_out, out, compiled)
-    if trainer.step:
-        say(f"resuming at step {trainer.step}")
-    trainer.run(report)
-    folder = out / "draft"
-    config, tensors = read_draft(out / CHECKPOINT)
-    write_full(folder, config, tensors, target.embedding, target.head)
-    if find_spec("matplotlib") is not None:
-        plot_metrics(out / METRICS, out / "metrics.png")
-    return folder
+    if tensorboard:
+        check_tensorboard()
+    with joined(device) as (world, own_device):
+        if not world.leads:
+            say, report = _silent, None
+        run = _Run(model, out, recipe, own_device, world, say)
+        return run.train(data, report, tensorboard)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What all stages need."""
+
+    model: Path
+    out: Path
+    recipe: Recipe
+    device: torch.device
+    world: World
+    say: Say
+
+    def train(self, data: Path | None, report: Report | None, tensorboard: bool) -> Path:
+        """All stages; the folder of the draft."""
+        out, compiled = self.out, self.device.type == "cuda"
+        if data is None:
+            data = out / "data"
+            self._make_data(data)
+        target = FrozenTarget(self.model, self.device, compiled=compiled)
+        draft = draft_config(self.model, self.recipe.draft)
+        rows = load_rows(data, "train")
+        has_held_out = any(data.glob("held_out_*.safetensors"))
+        held_out = load_rows(data, "held_out") if has_held_out else None
+        self.say(f"training on {rows.num_rows:,} rows of {rows.tokens.shape[1]} tokens")
+        trainer = Trainer(
+            target,
+            draft,
+            self.recipe.training,
+            rows,
+            held_out,
+            out,
+            compiled,
+            world=self.world,
+            features=self._cached(target, draft, rows, held_out),
+            tensorboard=tensorboard,
+        )
+        if self.world.leads:
+            self._write_recipe(draft)
+        if trainer.step:
+            self.say(f"resuming at step {trainer.step}")
+        trainer.run(report)
+        if self.world.leads:
+            config, tensors = read_draft(out / CHECKPOINT)
+            write_full(out / "draft", config, tensors, target.embedding, target.head)
+            if find_spec("matplotlib") is not None:
+                plot_metrics(out / METRICS, out / "metrics.png")
+        self.say(f"draft written to {out / 'draft'}")
+        return out / "draft"
+
+    def _make_data(self, data: Path) -> None:
+        if self.world.size > 1:
+            if not data.is_dir():
+                raise ValueError(
+                    f"{data}: {self.world.size} processes need token rows to train on: make them "
+                    "with `emberline train synthesize` and give --data"
+                )
+            return
+        # The sampler captures graphs of its own shapes: it gets its own copy of the target, which
+        # is gone before training starts.
+        target = FrozenTarget(self.model, self.device)
+        stops = tuple(sorted(generation_stop_ids(self.model), reverse=True))
+        tokenizer, recipe = load_tokenizer(self.model), self.recipe
+        held_out = recipe.held_out_rows
+        synthesize(target, tokenizer, data, recipe.synthesis, stops, held_out, self.say)
+        del target
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _cached(
+        self, target: FrozenTarget, draft: DraftConfig, rows: TokenRows, held_out: TokenRows | None
+    ) -> Mapping[str, Features] | None:
+        if self.recipe.features == "fresh":
+            return None
+        training = self.recipe.training
+        batch = max(1, training.seqs_per_step // (self.world.size * training.accumulate))
+        return {
+            split: cache_features(
+                target,
+                draft.target_layer_ids,
+                part,
+                split,
+                self.out / "features",
+                batch,
+                self.world,
+                self.say,
+            )
+            for split, part in (("train", rows), ("held_out", held_out))
+            if part is not None
+        }
+
+    def _write_recipe(self, draft: DraftConfig) -> None:
+        """The recipe that the run follows, what was chosen for the target included."""
+        chosen = {name: getattr(draft, name) for name in self.recipe.draft}
+        chosen |= {"target_layer_ids": draft.target_layer_ids, "mask_token_id": draft.mask_token_id}
+        whole = dataclasses.replace(self.recipe, draft=chosen)
+        (self.out / RECIPE).write_text(to_toml(whole), encoding="utf-8")
 
 
 def draft_config(model: Path, changes: dict[str, Any]) -> DraftConfig:
-    """The draft's shape for the target in `model`, with a mask token chosen if none is given."""
-    if changes.get("mask_token_id") is None:
+    """The draft's shape for the target in `model`, with a mask token chosen if it needs one."""
+    if changes.get("mask_token_id") is None and changes.get("algorithm") != "eagle3":
         stops = generation_stop_ids(model)
         changes = {**changes, "mask_token_id": choose_mask(load_tokenizer(model), stops)}
     return DraftConfig.for_target(read_json(model / "config.json"), **changes)
@@ -111,15 +201,5 @@ def choose_mask(tokenizer: Any, stop_ids: Collection[int]) -> int:
     return int(max(free))
 
 
-def _make_data(
-    model: Path, data: Path, recipe: Recipe, device: torch.device, say: Callable[[str], None]
-) -> None:
-    # The sampler captures graphs of its own shapes: it gets its own copy of the target, which is
-    # gone before training starts.
-    target = FrozenTarget(model, device)
-    stops = tuple(sorted(generation_stop_ids(model), reverse=True))
-    rows = recipe.held_out_rows
-    synthesize(target, load_tokenizer(model), data, recipe.synthesis, stops, rows, say)
-    del target
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+def _silent(_: str) -> None:
+    """What the processes say that do not lead."""
