@@ -553,15 +553,25 @@ def test_answers_ignore_the_window_of_the_cache(window, name):
         assert all(same(got[key], expected) for key, expected in mixed_alone().items())
 
 
-@windows
-def test_the_next_turn_finds_the_window_of_the_last_one(window):
-    target = PrefixTarget(window=window)
-    engine = make_engine(target, prefill_chunk=8)
-    answer = ask(engine, PROMPT, greedy(20))
-    turn = [*PROMPT, *answer.token_ids, 4, 8, 15]
-    second = ask(engine, turn, greedy())
-    assert second.last.num_cached_tokens == 36
-    assert second.token_ids == target.greedy(turn, 12)
+@pytest.mark.parametrize("name", ["none", "mixed", "ahead"])
+@pytest.mark.parametrize("window", [3, 8])
+@pytest.mark.parametrize("chunk", [1, 5, 512])
+def test_a_window_is_found_again_wherever_a_prompt_or_an_answer_ends(window, chunk, name):
+    """What is let go lies behind the prefix that can match, not behind the last token."""
+    lookahead = int(name == "ahead")
+    for length in range(11, 19):
+        target = PrefixTarget(window=window)
+        engine = make_engine(target, DRAFTERS[name](target), prefill_chunk=chunk)
+        prompt = PROMPT[:length]
+        first, second = ask(engine, prompt, greedy(6)), ask(engine, prompt, greedy(6))
+        assert second.last.num_cached_tokens == pages_below(length)
+        assert first.token_ids == second.token_ids == target.greedy(prompt, 6)
+        turn = [*prompt, *first.token_ids, 4, 8, 15]
+        third = ask(engine, turn, greedy())
+        # The answer's last token has KV only if it was a draft.
+        least, most = (length + count - lookahead for count in (5, 6))
+        assert least // PAGE <= third.last.num_cached_tokens // PAGE <= most // PAGE
+        assert third.token_ids == target.greedy(turn, 12)
 
 
 def test_pages_behind_the_window_serve_others():

@@ -182,6 +182,23 @@ def test_first_page_that_a_window_needs(window, num_tokens, first):
     assert make(window=window).first_needed(num_tokens) == first
 
 
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+@pytest.mark.parametrize("window", [2, 3, 4, 5, 8, 9, 13, 40])
+def test_what_is_kept_behind_a_window_is_found_again(window, lookahead):
+    """Wherever the sequence ends: its last token, and what has no lookahead yet, are not."""
+    for count in range(1, 40):
+        cache = make(window=window, lookahead=lookahead)
+        tokens = list(range(count + lookahead))
+        pages = cache.allocate(cache.pool.pages_for(count))
+        first = min(cache.first_kept(count), len(pages))
+        cache.release(pages[:first])
+        pages[:first] = [NO_PAGE] * first
+        cache.insert(tokens, pages[: count // SIZE])
+        cache.release(pages)
+        longest = (count - max(1, lookahead)) // SIZE
+        assert len(found(cache, tokens[:count], count - 1)) == max(0, longest)
+
+
 @pytest.mark.parametrize("window", [2, 4, 5, 6, 9, 13, 40])
 def test_a_match_needs_its_whole_window_and_no_more(window):
     cache = make(window=window)
@@ -245,11 +262,12 @@ def test_a_path_that_leads_to_no_page_is_not_kept(window):
 
 @pytest.mark.parametrize("window", [None, 1, 2, 4, 5, 17])
 @pytest.mark.parametrize("at_once", [1, 2, 3, 4, 9])
-def test_most_held_is_what_any_step_may_look_at(window, at_once):
-    cache = make(64, window=window)
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+def test_most_held_is_what_any_step_may_hold(window, at_once, lookahead):
+    cache = make(64, window=window, lookahead=lookahead)
     for num_tokens in range(1, 60):
         spans = [
-            cache.pool.pages_for(min(start + at_once, num_tokens)) - cache.first_needed(start)
+            cache.pool.pages_for(min(start + at_once, num_tokens)) - cache.first_kept(start)
             for start in range(num_tokens)
         ]
         if window is None:
@@ -257,7 +275,7 @@ def test_most_held_is_what_any_step_may_look_at(window, at_once):
         else:
             # Never less than any step needs; as much once every place in a page has come up.
             assert max(spans) <= cache.most_held(num_tokens, at_once)
-            if num_tokens > window + at_once + 2 * SIZE:
+            if num_tokens > window + at_once + lookahead + 2 * SIZE:
                 assert max(spans) == cache.most_held(num_tokens, at_once)
 
 
@@ -408,7 +426,7 @@ class AnyUse(RuleBasedStateMachine):
         if self.compute(request, max(0, len(request.tokens) - self.cache.lookahead)):
             if share:
                 self.share(request)
-            first = min(self.cache.first_needed(request.num_computed), len(request.pages))
+            first = min(self.cache.first_kept(request.num_computed), len(request.pages))
             self.cache.release(request.pages[:first])
             request.pages[:first] = [NO_PAGE] * first
 

@@ -27,11 +27,12 @@ class Rig:
         drafts: int = 0,
         *,
         window: int | None = None,
+        lookahead: int = 0,
         cache: bool = True,
         **config: int,
     ) -> None:
         self.pool = PagePool(num_pages + 1, SIZE)
-        self.cache = RadixCache(self.pool, window=window, enabled=cache)
+        self.cache = RadixCache(self.pool, lookahead=lookahead, window=window, enabled=cache)
         self.config = SchedulerConfig(**{"max_num_reqs": 8, **config})
         self.scheduler = Scheduler(self.config, self.cache, drafts)
         self.states: dict[str, RequestState] = {}
@@ -488,6 +489,14 @@ def test_only_what_is_most_of_a_prompt_is_waited_for(prompt, waits):
     rig.add("a", LONG)
     rig.add("b", prompt)
     assert (starts(rig, ["b"])["b"] > 0) == waits
+
+
+@pytest.mark.parametrize("same", [20, 21])
+def test_pages_whose_lookahead_differs_are_not_waited_for(same):
+    rig = Rig(lookahead=1, prefill_chunk=8)
+    rig.add("a", LONG)
+    rig.add("b", [*LONG[:same], *range(40 - same)])
+    assert (starts(rig, ["b"])["b"] > 0) == (same == 21)
 
 
 def test_the_same_middle_after_another_cached_beginning_is_not_waited_for():

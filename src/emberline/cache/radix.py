@@ -56,6 +56,11 @@ class RadixCache:
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
+    def _unmatched(self) -> int:
+        """Tokens at a sequence's end that no match of it ever takes."""
+        return max(1, self.lookahead)
+
+    @property
     def num_idle(self) -> int:
         """Cached pages that no request holds."""
         return len(self._idle)
@@ -136,13 +141,24 @@ class RadixCache:
             return 0
         return max(0, num_tokens - self.window + 1) // self.pool.page_size
 
+    def first_kept(self, num_tokens: int) -> int:
+        """The first page that a sequence of `num_tokens` computed tokens still has a use for.
+
+        Its next token may look at later ones only. But what is found again is a prefix of full
+        pages, with a token left to compute and its lookahead known: that one's window begins up to
+        a page earlier, and without it nothing would be found.
+        """
+        size = self.pool.page_size
+        return self.first_needed(max(0, num_tokens - self._unmatched) // size * size)
+
     def most_held(self, num_tokens: int, at_once: int) -> int:
-        """Most pages that a sequence of `num_tokens` looks at in a step of `at_once` tokens."""
+        """Most pages that a sequence of `num_tokens` holds in a step of `at_once` tokens."""
         pages = self.pool.pages_for(num_tokens)
         if self.window is None:
             return pages
-        # The step's tokens and the window before them may begin at the end of a page.
-        return min(pages, 1 + self.pool.pages_for(self.window - 1 + at_once - 1))
+        # What can be found again ends with a page; the step begins up to a page later.
+        step = self.pool.pages_for(at_once + self._unmatched - 1)
+        return min(pages, 1 + self.pool.pages_for(self.window - 1) + step)
 
     def longest(self, at_once: int) -> int:
         """Most tokens of a sequence that has all pages to itself, `at_once` of them a step."""

@@ -6,9 +6,10 @@ through `sampling.keys.draw`, which hands back the ids and the logits they were 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from emberline.batch import CommittedTokens, DraftContext, DraftProposal, KVSpec
+from emberline.cache.kv_pool import KVPool
 
 
 class Drafter(Protocol):
@@ -35,4 +36,14 @@ class Drafter(Protocol):
 
     def observe(self, committed: CommittedTokens) -> None:
         """Take in tokens that the target has committed, in sequence order for each request."""
+        ...
+
+
+@runtime_checkable
+class KeepsKV(Protocol):
+    """A drafter with KV in tensors: what a broken request leaves there has to be cleared."""
+
+    @property
+    def kv_pools(self) -> tuple[KVPool, ...]:
+        """Where the KV of `kv_spec` is kept."""
         ...

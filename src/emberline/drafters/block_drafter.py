@@ -48,9 +48,9 @@ class BlockDrafter:
         return self._backbone.config.kv_spec
 
     @property
-    def kv_pool(self) -> KVPool:
+    def kv_pools(self) -> tuple[KVPool, ...]:
         """The backbone's keys and values."""
-        return self._backbone.kv_pool
+        return (self._backbone.kv_pool,)
 
     def observe(self, committed: CommittedTokens) -> None:
         """Write the context of committed tokens into the draft's KV."""

@@ -104,7 +104,7 @@ class Scheduler:
         end = self.cache.pool.pages_for(len(state.token_ids))
         self.cache.release(state.pages[end:])
         del state.pages[end:]
-        first = min(self.cache.first_needed(state.num_final), len(state.pages))
+        first = min(self.cache.first_kept(state.num_final), len(state.pages))
         behind = [page for page in state.pages[:first] if page != NO_PAGE]
         if behind:
             self.cache.release(behind)
@@ -189,13 +189,14 @@ class Scheduler:
         wanted = start + max(size, (len(state.token_ids) - start) // 2)
         wanted = min(wanted, len(state.token_ids) - 1)  # the last token is never taken
         wanted -= wanted % size  # full pages only
+        known = wanted + self.cache.lookahead  # what their KV depends on
         return wanted > start and any(
             not other.shared
             and not other.scores_prompt
             and other.rank < state.rank
             and other.num_pending <= 2 * state.num_pending
             and len(other.token_ids) >= wanted
-            and other.token_ids[:wanted] == state.token_ids[:wanted]
+            and other.token_ids[:known] == state.token_ids[:known]
             for other in self.running
         )
 
