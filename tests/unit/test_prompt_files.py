@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def test_the_template_is_used_where_there_is_one() -> None:
     tokenizer = make_tokenizer(template)
     ids = conversation_ids(tokenizer, Conversation((Message("system", "s"), Message("user", "u"))))
     assert tokenizer.decode(ids) == "<system>s<user>u<assistant>"
+    tokenizer = copy(tokenizer)  # others share it
     tokenizer.chat_template = None
     assert tokenizer.decode(conversation_ids(tokenizer, Conversation.of("u"))) == "u"
     with pytest.raises(InvalidRequest, match="no chat template"):

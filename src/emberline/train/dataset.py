@@ -1,11 +1,13 @@
 """Token rows on disk: what synthesis writes and training reads.
 
 A folder holds `train_*.safetensors` and `held_out_*.safetensors`, each with `tokens` [N, L] int32
-and `roles` [N, L] uint8. All rows of a folder have one length.
+and `roles` [N, L] uint8. All rows of a folder have one length; shorter text is padded on the
+right, and padding is `Role.FORCED`, as is all that nobody has to predict.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -14,11 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+SYNTHESIS_FILE = "synthesis.json"
+"""Settings and counts of rows that came from the engine; the counts are null until all is done."""
+
 
 class Role(IntEnum):
     """Who wrote a token. Only the model's own tokens are worth predicting."""
 
-    FORCED = 0  # template pieces and given openings
+    FORCED = 0  # template pieces, given openings and prompts, padding
     USER = 1
     ANSWER = 2
     PLAIN = 3
@@ -30,6 +35,12 @@ class TokenRows:
 
     tokens: Tensor  # [N, L] int32
     roles: Tensor  # [N, L] uint8
+
+    @property
+    def lens(self) -> Tensor:
+        """[N] int64: tokens up to the last that somebody has to predict; padding lies behind."""
+        places = torch.arange(1, self.roles.shape[1] + 1, device=self.roles.device)
+        return ((self.roles > 0) * places).amax(dim=1)
 
     @property
     def num_rows(self) -> int:
@@ -52,8 +63,11 @@ def load_rows(folder: Path, split: str) -> TokenRows:
     """All rows of `split` ("train" or "held_out").
 
     Raises:
-        FileNotFoundError: the folder holds no such rows.
+        FileNotFoundError: the folder holds no such rows, or not all of them yet.
     """
+    settings = Path(folder) / SYNTHESIS_FILE
+    if settings.exists() and not json.loads(settings.read_text(encoding="utf-8"))["counts"]:
+        raise FileNotFoundError(f"{folder}: the synthesis is not done; run the same one again")
     paths = sorted(Path(folder).glob(f"{split}_*.safetensors"))
     if not paths:
         raise FileNotFoundError(f"{folder}: no {split}_*.safetensors; run the synthesis first")
