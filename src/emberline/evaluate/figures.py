@@ -150,7 +150,8 @@ def resample(answers: Sequence[Answer], name: str, seed: int) -> Floats:
     emitted = np.array([answer.num_emitted for answer in answers], dtype=np.float64)
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     drawn = rng.integers(len(answers), size=(RESAMPLES, len(answers)))
-    return emitted[drawn].sum(axis=1) / np.maximum(steps[drawn].sum(axis=1), 1.0)
+    lengths: Floats = emitted[drawn].sum(axis=1) / np.maximum(steps[drawn].sum(axis=1), 1.0)
+    return lengths
 
 
 def ratio(summary: Summary, base: Summary) -> tuple[float, float] | None:

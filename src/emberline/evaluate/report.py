@@ -115,7 +115,8 @@ def _lengths(title: str, found: Sequence[tuple[str, Summary]]) -> Grid:
         cells = [_number(summary.sets[part].length, 2) for part in names]
         cells.append(_with_error(summary.macro, summary.macro_error, 2))
         if several:
-            cells.append(_with_error(*(ratio(summary, found[0][1]) or (None, None)), 3))
+            over, error = ratio(summary, found[0][1]) or (None, None)
+            cells.append(_with_error(over, error, 3))
         rows.append((name, *cells))
     return Grid(title, tuple(header), tuple(rows))
 
