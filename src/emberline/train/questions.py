@@ -83,14 +83,14 @@ def _maths_question(rng: random.Random) -> str:
 
 def _chat_question(rng: random.Random) -> str:
     kind = rng.random()
-    if kind < 0.2:
+    if kind < 0.15:
         return _asked(fill(_about(ABOUT_PASSAGES, PASSAGES, rng), rng), rng)
-    if kind < 0.25:
+    if kind < 0.2:
         return _asked(fill(_about(ABOUT_TABLES, DATA_TABLES, rng), rng), rng)
-    if kind < 0.4:
+    if kind < 0.33:
         text = _draw(ON_SENTENCES, rng)
     else:
-        text = _draw(WRITING_REQUESTS if kind < 0.55 else CHAT_QUESTIONS, rng)
+        text = _draw(WRITING_REQUESTS if kind < 0.5 else CHAT_QUESTIONS, rng)
     return _casual(_asked(text, rng), rng)
 
 
@@ -121,7 +121,7 @@ def _asked(text: str, rng: random.Random) -> str:
     ask = rng.choice(_ASKS)
     text = ask + text[0].lower() + text[1:]
     one_sentence = text.endswith(".") and ". " not in text
-    return text[:-1] + "?" if one_sentence and ask.endswith("ou ") and ask[0] == "C" else text
+    return text[:-1] + "?" if one_sentence and ask.startswith("C") else text
 
 
 def _casual(text: str, rng: random.Random) -> str:

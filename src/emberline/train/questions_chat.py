@@ -41,21 +41,16 @@ phases|salt melt ice|a ship of steel float|an apple turn brown|the sun set later
 What would happen if <the Earth stopped rotating|the moon disappeared|there were no bees|all ice at
 the poles melted|humans could breathe under water|gravity were half as strong>?
 
-How do <bees find their way|birds know when to migrate|plants drink|fish breathe|cats always land on
-their feet|whales sleep|bats hunt in the dark|spiders make silk>?
+How does a <refrigerator|microwave oven|bicycle gear|jet engine|piano|camera|thermos|lock|battery>
+work?
 
-How does a <refrigerator|microwave oven|bicycle stay upright|jet
-engine|piano|camera|thermos|lock|battery> work?
-
-Describe an experiment that a class could do to show <science>. List the materials first.
+Describe an experiment that a class could do to show <osmosis|magnetism|that air has weight|how
+sound travels|why ice floats>. List the materials first.
 
 True or false: <the Great Wall can be seen from the moon|lightning never strikes twice|goldfish
 forget within seconds|we use a tenth of our brain|glass is a liquid>? Explain.
 
 A student says that heavy things always fall faster. What is wrong with that and what is right?
-
-What are the stages of <the life of a star|the water cycle|digestion|a butterfly's life|cell
-division>?
 
 A ball is thrown straight up at <10..30> meters per second. How high does it go, and how long is it
 in the air? Ignore air resistance.
@@ -68,9 +63,6 @@ steps.
 
 What causes <inflation|earthquakes|the seasons|hiccups|rust|jet lag|thunder|dreams|hurricanes|ocean
 currents>?
-
-Define <entropy|photosynthesis|recursion|inflation|irony|momentum|osmosis|metaphor|democracy> in one
-sentence.
 
 How is <glass|paper|steel|chocolate|cheese|silk|concrete|soap> made?
 """)
@@ -99,8 +91,6 @@ Explain <idea> with an example from daily life.
 What are the strongest arguments for and against <idea>?
 
 How has our view of <idea> changed over the last <hundred|fifty|two hundred> years?
-
-How would a <philosopher|judge|poet|scientist|shopkeeper> describe <idea>?
 
 Discuss how <idea> relates to <idea2>. Give <two|three> examples.
 
@@ -208,12 +198,6 @@ How can a town reduce <issue>? Name <two|three|four> measures and their costs.
 
 Develop a simple marketing plan for a <firm> in <city> with a small budget.
 
-Name the risks of opening a <firm> and how to reduce them.
-
-Which is healthier, <dish> or <dish2>? Give reasons.
-
-How much water should I give to a <crop> in a pot in summer?
-
 Create a workout of <15..45/5> minutes that needs no equipment.
 
 How do I teach a <dog|parrot|child|horse> to <wait|come when called|stay calm>?
@@ -231,14 +215,9 @@ tense|ordering food>.
 
 Act as a travel agent. Ask me <three|four> questions and then suggest a trip.
 
-Pretend to be a <vehicle> that is <proud of its work|tired of the rain|about to be sold>. What do
-you say?
-
 Pretend that you are a salesperson who wants to sell me a <product>. I am hard to convince.
 
 Imagine you are a <job> two hundred years ago. Describe your day.
-
-Imagine that you wake up as a <animal>. What is the first hour like?
 
 Let's play a game: you think of an animal and I ask questions. Give me the first hint.
 
@@ -253,8 +232,6 @@ You are a doctor. A patient asks why <sleep|water|exercise|breakfast|sunlight> m
 kindly.
 
 Take the role of a strict editor and explain what makes a <report|poem|headline|novel> weak.
-
-Speak as an old tree that has seen <past>.
 
 Answer in the style of <style>: why is <hobby> so popular?
 
@@ -285,9 +262,6 @@ A clock shows <3..9>:<15|20|30|40>. What is the angle between its hands?
 
 What is the next number: <a:2..9>, <=a*2+1>, <=a*4+3>, <=a*8+7>, ...? Explain the pattern.
 
-Which word does not belong: <apple, pear, carrot, plum|violin, flute, cello, harp|iron, copper,
-wood, silver|Mars, Venus, the moon, Saturn|square, circle, cube, triangle>? Give a reason.
-
 A man has to bring a wolf, a goat and a cabbage over a river, one at a time. How does he do it?
 
 You have two ropes that each burn for an hour, but not evenly. How do you measure 45 minutes?
@@ -312,16 +286,10 @@ as the son?
 One of <8|9|12> coins is lighter than the others. How many weighings on a balance do you need to
 find it?
 
-In a race, <name> passes the runner in second place. In which place is <he> now?
-
-A farmer has <15..20> <animal>s and all but <5..9> run away. How many are left?
-
 <name> looks at a portrait and says: "This person's mother is my mother's daughter." Who can it be?
 
 If <3..8> machines make <3..8> <goods>s in <3..8> minutes, how long do <20..100/10> machines need
 for <20..100/10> <goods>s?
-
-Estimate how many <piano tuners|bakeries|buses|dentists> there are in <city>. Show your assumptions.
 
 Find a word that can stand before <ball, print and note|house, work and sick|light, rise and
 flower>.
@@ -379,17 +347,11 @@ one.
 
 Recommend a <song|walk|snack|game> for a <rainy|lazy|cold|long> <weekday> evening.
 
-What should I wear for a <event> in <month>?
-
 Why do I feel tired after <lunch|flying|a long meeting|a hot bath>?
 
 What is a polite way to <end a phone call|refuse a gift|ask someone's age|leave a party early>?
 
 Is it safe to <eat raw eggs|swim after eating|charge a phone overnight|leave a candle alone>?
-
-Describe your perfect day in <city>.
-
-Write down <three|four> facts and one lie about <country>, and let me guess which is the lie.
 
 Thanks! One more thing: can you explain <science> in a single sentence?
 """)

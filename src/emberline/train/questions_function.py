@@ -97,7 +97,7 @@ def number_function(rng: random.Random) -> FunctionTask:
         names=(outcome.name + change.name + pick.name,),
         params=((rng.choice(("numbers", "values", "nums", "items")), "ints"),),
         returns=returns,
-        ask=f"find {words} in a list of integers",
+        ask=f"take a list of integers and return {words}",
         doc=f"Return {words} in the list.{note}",
         answer=lambda numbers: outcome.run([change.run(n) for n in numbers if pick.run(n)]),
     )

@@ -14,17 +14,15 @@ _ALGEBRA = paragraphs(r"""
 
 <!p:1..9><!q:1..12>Find all real numbers $x$ that satisfy $x^2 - <=p+q> x + <=p*q> = 0$.
 
-Let $f(x) = <2..7>x^2 - <1..9>x + <1..12>$. <Compute|Find|What is> $f(<2..6>) - f(-<1..5>)$.
+Let $f(x) = <2..7>x^2 - <1..9>x + <1..12>$. <Compute|Find|Determine> $f(<2..6>) - f(-<1..5>)$.
 
-If $f(x) = <2..6>x - <1..9>$ and $g(x) = x^2 + <1..8>$, <find|compute|what is the value of>
-$f(g(<1..5>))$.
+Given $p(t) = <2..6>t - <1..9>$ and $q(t) = t^2 + <1..8>t$, <find|compute|determine> $p(q(<1..5>)) -
+q(p(<2..3>))$.
 
 The roots of $x^2 - <5..20>x + <1..12> = 0$ are $r$ and $s$. Find $<r^2 + s^2|\frac{1}{r} +
 \frac{1}{s}|(r+1)(s+1)|r^3 + s^3|(r - s)^2>$.
 
 Simplify $\frac{<a:2..9>x^<3..6> y^<2..5>}{<=a*3>x^2 y}$, where $x$ and $y$ are nonzero.
-
-Expand and simplify $(<2..7>x + <1..9>)(<2..5>x - <1..9>) - <2..6>x(x <+|-> <1..5>)$.
 
 <!m:2..7>Factor completely: $<k:2..5>x^2 - <=k*m*m>$<| over the integers>.
 
@@ -43,16 +41,13 @@ How many integers $x$ satisfy $<a:3..20> < x^2 < <80..300>$?
 If $x + \frac{1}{x} = <3..9>$, what is $<x^2 + \frac{1}{x^2}|x^3 + \frac{1}{x^3}|\left(x -
 \frac{1}{x}\right)^2>$?
 
-Find the range of $f(x) = x^2 - <2..12/2>x + <1..30>$ over all real numbers $x$. Write your answer
-in interval notation.
-
 Determine the vertex of the parabola $y = <2..4>x^2 + <4..24/4>x - <1..15>$.
 
 The line through $(<-6..0>, <1..8>)$ and $(<2..7>, <-5..9>)$ meets the $y$-axis at $(0, b)$. Find
 $b$.
 
-What is the slope of a line perpendicular to $<2..9>x + <3..8>y = <1..24>$? Express your answer as a
-common fraction.
+A line is perpendicular to $<2..9>x + <3..8>y = <1..24>$ and passes through $(<1..6>, <-4..5>)$.
+Find its slope and its equation.
 
 Let $a \star b = <2..5>a - <b^2|ab|3b|\frac{b}{2}>$. What is $<2..9> \star (<1..6> \star <2..8>)$?
 
@@ -66,22 +61,18 @@ A geometric sequence starts with $<a:2..9>$ and $<=a*3>$. What is its $<4..8>$th
 
 Rationalize the denominator of $\frac{<2..9>}{\sqrt{<3|5|7|11>} <-|+> 1}$.
 
-If $<2|3|5>^{x+<1..4>} = <4|8|9|27|25|125>^{<1..3>}$<, find $x$.|, what is $x$?>
-
 Compute $\log_<2(<8|16|32|64>)|3(<9|27|81>)> + \log_<4(<16|64>)|5(<25|125>)|6(36)|7(49)>$.
-
-Find all values of $x$ for which $\frac{x <+|-> <1..6>}{x - <7..9>} = \frac{<2..5>}{<7|11|13>}$.
 
 The polynomial $P(x) = x^3 - <2..6>x^2 + kx - <1..12>$ is divisible by $x - <1..4>$.
 <Find|Determine> $k$.
 
-What is the remainder when $x^<5..12> + <2..5>x^<2..4> - <1..9>$ is divided by $x - <1|2|3>$?
+Divide $x^<5..9> + <2..5>x^<2..4> - <1..9>$ by $x - <1|2|3>$ and give the remainder.
 
 A function satisfies $f(x + y) = f(x) + f(y) + <1..4>xy$ for all real $x, y$ and $f(1) = <2..8>$.
 Find $f(<4..9>)$.
 
-The product of two consecutive <even|odd|positive> integers is $<n:6|12|20|30|42>$ more than their
-sum. Write an equation for the smaller one and solve it if possible.
+<!k:3..15>The product of two consecutive integers is $<=k*k-k-1>$ more than their sum, and both are
+positive. Find them.
 
 Let $x$ and $y$ be positive numbers with $xy = <p:12..40>$ and $x^2 + y^2 = <!d:1..9><=p*2+d*d>$.
 Compute $|x - y|$.
@@ -97,25 +88,20 @@ How many real solutions does $(x^2 - <4..25>)(x^2 + <1..9>x + <2..20>) = 0$ have
 _NUMBERS = paragraphs(r"""
 <!a:2..12><!b:2..9>What is the greatest common divisor of $<=a*b*12>$ and $<=a*18>$?
 
-Find the least common multiple of $<6..30>$, $<8..36>$ and $<5..24>$.
-
 How many positive divisors does $<2|3>^<2..6> \cdot <5|7>^<2..4> \cdot <11|13>^2$ have?
-
-Find the remainder when $<2..9>^{<20..200>}$ is divided by $<7|11|13|5|9>$.
 
 What is the units digit of $<2|3|7|8>^{<15..120>} + <4|6|9>^{<10..90>}$?
 
-Find the smallest positive integer that leaves a remainder of $<1..3>$ when divided by $<4|5>$ and a
-remainder of $<2..6>$ when divided by $<7|9|11>$.
+A number $n > <10..60>$ satisfies $n \equiv <1..3> \pmod{<4|5>}$ and $n \equiv <2..6>
+\pmod{<7|9|11>}$. What is the least such $n$?
 
 How many integers between $<50..150>$ and $<400..900>$ are divisible by $<3|4|6>$ <but not by|or
 by|and also by> $<5|7>$?
 
-What is the sum of the <prime factors|distinct prime factors|positive divisors> of $<60..600/6>$?
+Add up all <distinct prime factors|positive divisors|odd divisors> of $<60..600/6>$. What do you
+get?
 
 Write $<100..900>_{10}$ in base $<3..8>$.
-
-The number $<2..4><0..3><1..4>_<b:5..9>$ is written in base $<b>$. What is it in base ten?
 
 Find the number of zeros at the end of <$<20..60>!$|the product $1 \cdot 2 \cdot 3 \cdots
 <20..60>$>.
@@ -130,9 +116,7 @@ Find all pairs $(m, n)$ of positive integers with $<2..5>m + <3..7>n = <30..60>$
 Let $n$ be a positive integer such that $<2..7>n \equiv <1..5> \pmod{<11|13|17>}$. What is the
 smallest such $n$?
 
-What is the largest prime that divides $<9..14>! + <6..8>!$?
-
-Let $d(n)$ be the number of positive divisors of $n$. Compute $d(<12..90>) + d(<100..180>)$.
+Which primes divide $<9..14>! + <6..8>!$?
 
 For how many positive integers $n \le <50..200/10>$ is $n^2 + <1..3>n$ a multiple of $<4|5|6|8>$?
 
@@ -144,15 +128,14 @@ of them can have?
 """)
 
 _COUNTING = paragraphs(r"""
-In how many ways can $<4..8>$ people sit <in a row|around a round table> if two of them insist on
-sitting <next to each other|apart>?
+<In a row|Around a round table>, $<4..8>$ guests take their seats, and two of them <must be
+neighbors|must not be neighbors>. How many seatings are possible?
 
 How many different <arrangements|orders> are there of the letters of the word
 <BANANA|PEPPER|LETTER|COFFEE|BALLOON|SUMMER|COMMITTEE|PARALLEL>?
 
-A bag holds $<3..9>$ <color> and $<2..8>$ <color2> marbles. Two marbles are drawn without
-replacement. What is the probability that <they have the same color|they have different colors|both
-are <color>>? Express your answer as a common fraction.
+From a bag with $<3..9>$ <color> and $<2..8>$ <color2> beads, <name> takes two without looking. How
+likely is it that <they match|they differ|both are <color>>? Give a fraction in lowest terms.
 
 Two fair dice are rolled. What is the probability that <the sum is $<4..11>$|the product is even|the
 larger number is $<3..6>$|the two numbers differ by $<1..3>$>?
@@ -181,8 +164,8 @@ elements|at least one even number>?
 A number is chosen at random from $1$ to $<30..100/5>$. What is the probability that it is <a
 perfect square|a prime|divisible by $<3..9>$|a multiple of both $2$ and $<3|5|7>$>?
 
-How many ways are there to <put|place> $<4..8>$ <identical|different> balls into $<2..4>$ different
-boxes<| so that no box is empty| if boxes may stay empty>?
+Count the ways to <put|place> $<4..8>$ <identical|different> balls into $<2..4>$ different boxes<|
+so that no box is empty| if boxes may stay empty>.
 
 Find the coefficient of $x^<2..4>$ in the expansion of $(<1..3>x + <2..5>)^<5..8>$.
 
@@ -216,9 +199,6 @@ circle>. Find <its midpoint|the length of $AB$|the equation of the perpendicular
 A <cylinder|cone> has a base of radius $<2..9>$ and a height of $<4..15>$. What is its volume, in
 terms of $\pi$?
 
-The volume of a cube is $<8|27|64|125|216|343>$ cubic <centimeters|inches>. What is its surface
-area?
-
 Each interior angle of a regular polygon measures $<108|120|135|140|144|150|156>^\circ$. How many
 <sides|diagonals> does it have?
 
@@ -231,12 +211,6 @@ segment of a common outer tangent between the points where it touches them?
 A chord of length $<6..16/2>$ lies at distance $<2..9>$ from the center of a circle. Find the
 <radius|area> of the circle.
 
-Triangles $ABC$ and $DEF$ are similar, with $AB = <4..9>$, $DE = <10..18>$ and the area of $ABC$
-equal to $<12..40>$. Determine the area of $DEF$.
-
-The diagonals of a rhombus are $<6..20/2>$ and $<8..30/2>$. Find <its area|its perimeter|the length
-of its side|the radius of its inscribed circle>.
-
 A square is inscribed in a circle of area $<4..36/4>\pi$. <What is the area of the square?|How long
 is its side?|What is the area of the region inside the circle and outside the square?>
 
@@ -244,9 +218,6 @@ Find the area of the region enclosed by $x^2 + y^2 - <2..8/2>x + <4..12/2>y = <1
 
 Point $P$ is on side $BC$ of triangle $ABC$ so that $BP : PC = <1..3> : <2..5>$. If the area of
 $ABC$ is $<20..90>$, what is the area of triangle $ABP$?
-
-A ladder of length $<13|17|25|10|26>$ feet leans against a wall, its foot $<5..8>$ feet from the
-wall. How high does it reach?
 
 How many <cubes|boxes> with sides of $<2..3>$ cm fit into a box that is $<12..24/6>$ cm by
 $<18..30/6>$ cm by $<6..36/6>$ cm?
@@ -263,24 +234,15 @@ If $\<sin|cos> \theta = \frac{<3|5|8>}{<13|17|25>}$ and $\theta$ is acute, what 
 
 Solve $2 \<f:sin|cos>^2 x <+|-> \<f> x - 1 = 0$ for $0 \le x < 2\pi$.
 
-What are the period and the amplitude of $y = <2..7>\<sin|cos>(<2..6>x <+|-> \frac{\pi}{<3|4|6>})$?
-
 Write $\frac{<1..9> + <1..7>i}{<2..5> - <1..4>i}$ in the form $a + bi$.
-
-Compute the magnitude of $(<1..6> <+|-> <1..6>i)^<2..4>$.
 
 Let $z = <1..5> + <2..7>i$ and $w = <2..6> - <1..4>i$. <Find|Compute> $z \overline{w} + |w|^2$.
 
 Find the distance between the point $(<1..5>, <-3..4>, <0..6>)$ and the plane $<1..3>x + <1..2>y -
 2z = <1..12>$.
 
-The vectors $\begin{pmatrix} <1..6> \\ k \end{pmatrix}$ and $\begin{pmatrix} <-5..-1> \\ <2..8>
-\end{pmatrix}$ are orthogonal. Find $k$.
-
-Compute the determinant of $\begin{pmatrix} <1..9> & <-4..5> \\ <2..7> & <1..8> \end{pmatrix}$<| and
-its inverse, if it has one>.
-
-Convert the point $(<2..8>, \frac{\pi}{<2|3|4|6>})$ from polar to rectangular coordinates.
+For which $k$ are the vectors $\langle <1..6>, k \rangle$ and $\langle <-5..-1>, <2..8> \rangle$
+<orthogonal|parallel>?
 
 Find the sum of the infinite series $<2..9> + \frac{<a:1..5>}{<3|4>} + \frac{<a>}{<9|16>} + \cdots$,
 if the terms after the first form a geometric sequence.
@@ -290,16 +252,12 @@ Evaluate $\sum_{k=1}^{<8..30>} (<2..5>k <+|-> <1..6>)$.
 For which real $x$ is $\frac{\sqrt{x <+|-> <1..9>}}{x^2 - <4|9|16|25>}$ defined? Express your answer
 in interval notation.
 
-Find the center and the radius of the circle $x^2 + y^2 <+|-> <2..10/2>x - <2..10/2>y = <3..15>$.
-
 Find the derivative of $f(x) = <2..6>x^3 - <1..9>x^2 + \<sin x|ln x|sqrt{x}|cos 2x>$ at $x =
 <1..3>$.
 
 Compute $\int_<0..1>^<2..4> (<2..6>x^2 <+|-> <1..5>x) \, dx$.
 
 Determine $\lim_{x \to <a:1..5>} \frac{x^2 - <=a*a>}{x - <a>}$.
-
-At which point does the tangent of $y = x^2 <+|-> <2..6>x$ have slope $<4..12/2>$?
 
 Find the maximum area of a rectangle whose perimeter is $<20..80/4>$<| and prove that it cannot be
 larger>.
@@ -308,9 +266,6 @@ The parabola $y = x^2$ and the line $y = <1..4>x + <2..6>$ meet at two points. H
 they?
 
 Prove that $<n^3 - n|n^3 + 5n|n(n+1)(n+2)>$ is divisible by $<3|6>$ for every positive integer $n$.
-
-Show by induction that $1 + 3 + 5 + \cdots + (2n - 1) = n^2$ and use it to find the sum of the odd
-numbers from $<11..31/2>$ to $<61..99/2>$.
 """)
 
 MATHS_PROBLEMS = _ALGEBRA + _NUMBERS + _COUNTING + _GEOMETRY + _PRECALCULUS

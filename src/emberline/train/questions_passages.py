@@ -147,7 +147,7 @@ Sort these words alphabetically: <noun>, <noun2>, <noun3>, <noun4>, <noun5>, <no
 
 Write a sentence with the words <noun>, <noun2> and <noun3>.
 
-Write a short story in which a <noun>, a <noun2> and a <noun3> play a part.
+Write a short story in which a <thing>, a <thing2> and a <thing3> play a part.
 
 Which of these is the odd one out, and why: <noun>, <noun2>, <noun3> or <city>?
 

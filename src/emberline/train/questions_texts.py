@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from itertools import groupby
 from typing import Any
@@ -34,17 +33,20 @@ def _later(clock: str, minutes: int) -> str:
 
 
 TEXT_TASKS = (
-    task("capitalize_ends|upper_ends(text: sentence) -> str",
-         "make the first and the last letter of each word upper case",
-         "Return text with the first and the last letter of each word in upper case and the "
-         "rest unchanged.",
-         lambda t: " ".join(w[:-1].capitalize()[:1] + w[1:-1] + w[-1].upper() for w in t.split())),
+    task("title_from_name|headline(name: snake) -> str",
+         "turn a name with underscores into a title with capitals and spaces",
+         "Put spaces for underscores and begin each word with a capital letter.",
+         lambda s: " ".join(p.capitalize() for p in s.split("_"))),
+    task("stretch|repeat_by_position(word: word) -> str",
+         "repeat each letter of a word as often as its position says and join these with dashes",
+         "Write the first letter once, the second twice and so on, with a dash between them.",
+         lambda w: "-".join(c * (i + 1) for i, c in enumerate(w))),
     task("acronym|initials(text: sentence) -> str",
          "build the acronym of a phrase",
          "Return the first letters of all words of text, in upper case and without spaces.",
          lambda t: "".join(w[0].upper() for w in t.split())),
     task("longest_word_length|max_word_length(text: sentence) -> int",
-         "find the length of the longest word in a sentence", "",
+         "tell how long the longest word of a sentence is", "",
          lambda t: max(map(len, t.split()))),
     task("reverse_each_word|mirror_words(text: sentence) -> str",
          "reverse each word of a sentence but keep the order of the words",
@@ -62,10 +64,10 @@ TEXT_TASKS = (
          "Write each run of equal letters as the letter and the length of the run.",
          lambda t: "".join(f"{k}{len(list(g))}" for k, g in groupby(t))),
     task("longest_run|longest_streak(bits: bits) -> int",
-         "find the length of the longest run of equal characters in a string", "",
+         "tell how long the longest run of one character in a string is", "",
          _longest_run),
     task("first_unique|first_single_letter(word: word) -> str | None",
-         "find the first letter that occurs only once in a word",
+         "return the first letter that occurs only once in a word",
          "Return the first letter that occurs exactly once in word, or None.",
          lambda w: next((c for c in w if w.count(c) == 1), None)),
     task("letter_histogram|count_letters(word: word) -> dict[str, int]",
@@ -73,14 +75,6 @@ TEXT_TASKS = (
          "Return a dict from each letter of word to how often it occurs, in order of first "
          "appearance.",
          lambda w: dict(Counter(w))),
-    task("snake_to_camel|to_camel_case(name: snake) -> str",
-         "convert a name from snake case to camel case",
-         "Turn names like this_one into names like thisOne.",
-         lambda s: s.split("_")[0] + "".join(p.title() for p in s.split("_")[1:])),
-    task("camel_to_snake|to_snake_case(name: camel) -> str",
-         "convert a name from camel case to snake case",
-         "Put an underscore before each capital letter and make everything lower case.",
-         lambda s: re.sub(r"([A-Z])", r"_\1", s).lower()),
     task("mask_digits|hide_number(digits: digits) -> str",
          "replace all but the last two characters of a string with stars",
          "Hide a number: every character but the last two becomes a star.",
@@ -109,29 +103,22 @@ TEXT_TASKS = (
     task("count_names|tally(names: names) -> dict[str, int]",
          "count how often each name is in a list, in alphabetical order", "",
          lambda n: {k: n.count(k) for k in sorted(set(n))}),
-    task("common_prefix_length(first: word, second: word) -> int",
-         "count how many letters two words share at the start", "",
-         lambda a, b: next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
-                           min(len(a), len(b)))),
     task("hamming|count_differences(first: bits, second: bits) -> int",
          "count the positions at which two strings differ; extra characters count too",
          "Count the positions at which the strings differ. What one has more than the other "
          "counts as different.",
          lambda a, b: sum(x != y for x, y in zip(a, b, strict=False)) + abs(len(a) - len(b))),
     task("longest_zero_gap|binary_gap(bits: bits) -> int",
-         "find the longest run of zeros in a string of zeros and ones", "",
+         "return the longest run of zeros in a string of zeros and ones", "",
          lambda b: max(map(len, b.split("1")))),
     task("flip_bits|complement(bits: bits) -> str",
          "exchange zeros and ones in a string", "",
          lambda b: b.translate(str.maketrans("01", "10"))),
     task("top_scorer|best_player(scores: scores) -> str",
-         "find the name with the highest score; ties go to the name that comes first",
+         "return the name with the highest score; ties go to the name that comes first",
          "Return the name with the highest score. If several have it, return the one that comes "
          "first in the alphabet.",
          lambda s: min(s, key=lambda k: (-s[k], k))),
-    task("passed|names_above(scores: scores, limit: small) -> list[str]",
-         "list the names whose score reaches a limit, in alphabetical order", "",
-         lambda s, k: sorted(n for n in s if s[n] >= k)),
     task("invert_scores|names_by_score(scores: scores) -> dict[int, list[str]]",
          "turn a dict from names to scores into one from scores to lists of names", "",
          lambda s: {v: [k for k in s if s[k] == v] for v in s.values()}),
@@ -170,12 +157,6 @@ TEXT_TASKS = (
          "compute an amount of money after years of yearly compound interest", "",
          lambda a, p, y: round(a * (1 + p / 100) ** y, 2)),
     task("true_streak|longest_success(flags: flags) -> int",
-         "find the longest run of True values in a list", "",
+         "return the longest run of True values in a list", "",
          lambda f: max((len(list(g)) for k, g in groupby(f) if k), default=0)),
-    task("majority|most_are_true(flags: flags) -> bool",
-         "tell whether more than half of the values of a list are True", "",
-         lambda f: sum(f) * 2 > len(f)),
-    task("apply_discounts|checkout_total(prices: floats, limit: whole) -> float",
-         "add prices and take a tenth off if the sum is above a limit", "",
-         lambda p, k: round(sum(p) * (0.9 if sum(p) > k else 1), 2)),
 )  # fmt: skip

@@ -61,7 +61,7 @@ chore: mowing lawns; walking dogs; washing cars; babysitting; raking leaves; del
 tutoring; shoveling snow; painting fences; cleaning windows; watering gardens; fixing bikes
 
 wish: bicycle; tablet; guitar; telescope; camera; drum kit; game console; violin; skateboard; sewing
-machine; laptop; tent; train ticket; new phone; microscope; surfboard
+machine; laptop; tent; train ticket; new phone; microscope
 
 vehicle: car; bus; truck; van; train; motorcycle; tram; delivery van; taxi; camper
 

@@ -215,8 +215,6 @@ Draw a picture of it with text characters.
 
 Explain the idea behind it without any formula.
 
-And how much would that be in <a week|a month|a year>?
-
 Round the result to <the nearest ten|one decimal place|two decimal places>.
 
 Is that always true?
@@ -243,12 +241,6 @@ Write a <subject line|headline|slogan|summary> for it.
 
 Now write the reply that <name> might send.
 
-List the <names|numbers|key words> that you used.
-
-Which step takes the most time?
-
-What would it cost?
-
 What if I have no <oven|car|money|experience|internet>?
 
 Which tools or ingredients do I need for that?
@@ -266,8 +258,6 @@ That does not sound right to me. Where could the mistake be?
 Thank you, that helps. One more question: how does this relate to <<science>|<tech>|<idea>>?
 
 And what about <<city>|<country>|children|older people|beginners>?
-
-Ask me a question to find out if I understood.
 
 Pretend that I disagree. Convince me.
 
