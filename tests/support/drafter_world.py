@@ -126,6 +126,25 @@ class World:
                 self.observe(req, start, min(start + chunk, length))
         return self
 
+    def observe_together(self) -> None:
+        """Everything of every request in one step."""
+        lens = torch.tensor(LENGTHS)
+        req = torch.repeat_interleave(torch.arange(len(LENGTHS)), lens)
+        positions = torch.cat([torch.arange(length) for length in LENGTHS])
+        pages = self.page_table[req, positions // PAGE_SIZE]
+        self.drafter.observe(
+            CommittedTokens(
+                lens=lens,
+                page_table=self.page_table,
+                token_ids=self.tokens[req, positions],
+                following_ids=self.tokens[req, positions + 1],
+                positions=positions,
+                slot_mapping=pages * PAGE_SIZE + positions % PAGE_SIZE,
+                req_index=req,
+                taps=self.taps[req, positions] if self.drafter.taps else None,
+            )
+        )
+
     def context(self, reqs: list[int], temperatures: list[float], **changes: Any) -> DraftContext:
         index = torch.tensor(reqs)
         lengths = torch.tensor(LENGTHS)[index]

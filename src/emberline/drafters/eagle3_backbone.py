@@ -261,9 +261,9 @@ class _Loader:
     def fusion(self, tap_width: int) -> _Fusion:
         config, count = self._config, len(self._config.taps)
         whole = tapped = None
-        if config.norm_before_fc or self._weights.has("input_norm.weight"):
+        if config.norm_before_fc:
             whole = self.take("input_norm.weight", count * tap_width)
-        if config.fc_norm or self._weights.has("fc_norm.0.weight"):
+        if config.fc_norm:
             norms = [self.take(f"fc_norm.{i}.weight", tap_width) for i in range(count)]
             tapped = torch.stack(norms)
         fc = self.take("fc.weight", config.hidden_size, count * tap_width)

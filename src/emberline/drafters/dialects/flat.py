@@ -137,8 +137,9 @@ def eagle3(
     config = {**raw, **nested}
     config["target_layer_ids"] = _eagle3_taps(config, target_depth)
     config.setdefault("ttt_length", EAGLE3_STEPS)
-    config["fc_norm"] = "fc_norm.0.weight" in tensors
-    config["norm_before_fc"] = "input_norm.weight" in tensors
+    # Older configs do not say; one that says so and has no tensor is refused when it is taken.
+    config["fc_norm"] = config.get("fc_norm") or "fc_norm.0.weight" in tensors
+    config["norm_before_fc"] = config.get("norm_before_fc") or "input_norm.weight" in tensors
     layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
     config["num_hidden_layers"] = len(layers) or config.get("num_hidden_layers", 1)
     return DraftCheckpoint(
