@@ -304,6 +304,18 @@ Hi, can you help me with <hobby>?
 
 Hello! What can you do?
 
+Which is older, <city> or <city2>?
+
+What is <language> like to learn?
+
+Who invented <paper|the compass|the bicycle|the piano|the zipper|chess>?
+
+Is <hobby> expensive?
+
+How do <tech> and <tech2> work together?
+
+What does a <job> earn in <country>?
+
 Good morning! Tell me something surprising about <science>.
 
 What is your favorite <season|book|color|city> and why?

@@ -14,8 +14,6 @@ _ALGEBRA = paragraphs(r"""
 
 <!p:1..9><!q:1..12>Find all real numbers $x$ that satisfy $x^2 - <=p+q> x + <=p*q> = 0$.
 
-Let $f(x) = <2..7>x^2 - <1..9>x + <1..12>$. <Compute|Find|Determine> $f(<2..6>) - f(-<1..5>)$.
-
 Given $p(t) = <2..6>t - <1..9>$ and $q(t) = t^2 + <1..8>t$, <find|compute|determine> $p(q(<1..5>)) -
 q(p(<2..3>))$.
 
@@ -90,8 +88,6 @@ _NUMBERS = paragraphs(r"""
 
 How many positive divisors does $<2|3>^<2..6> \cdot <5|7>^<2..4> \cdot <11|13>^2$ have?
 
-What is the units digit of $<2|3|7|8>^{<15..120>} + <4|6|9>^{<10..90>}$?
-
 A number $n > <10..60>$ satisfies $n \equiv <1..3> \pmod{<4|5>}$ and $n \equiv <2..6>
 \pmod{<7|9|11>}$. What is the least such $n$?
 
@@ -100,8 +96,6 @@ by|and also by> $<5|7>$?
 
 Add up all <distinct prime factors|positive divisors|odd divisors> of $<60..600/6>$. What do you
 get?
-
-Write $<100..900>_{10}$ in base $<3..8>$.
 
 Find the number of zeros at the end of <$<20..60>!$|the product $1 \cdot 2 \cdot 3 \cdots
 <20..60>$>.
@@ -119,12 +113,6 @@ smallest such $n$?
 Which primes divide $<9..14>! + <6..8>!$?
 
 For how many positive integers $n \le <50..200/10>$ is $n^2 + <1..3>n$ a multiple of $<4|5|6|8>$?
-
-The repeating decimal $0.\overline{<1..9><1..8>}$ is written as a fraction in lowest terms. What is
-its denominator?
-
-The mean of $<4..8>$ different positive integers is $<10..20>$. What is the largest value that one
-of them can have?
 """)
 
 _COUNTING = paragraphs(r"""
@@ -149,9 +137,6 @@ A committee of $<3..5>$ is chosen from $<5..8>$ women and $<4..7>$ men. How many
 How many <four|three|five>-digit numbers can be formed from the digits $1, 2, 3, 4, 5, <6|7|8>$ if
 <no digit is repeated|digits may be repeated|the number must be even and no digit is repeated>?
 
-How many paths lead from $(0, 0)$ to $(<3..6>, <3..6>)$ if every step goes one unit right or one
-unit up?
-
 In a group of $<n:40..80>$ people, $<15..30>$ speak French, $<12..25>$ speak German and $<3..9>$
 speak both. How many speak neither?
 
@@ -166,8 +151,6 @@ perfect square|a prime|divisible by $<3..9>$|a multiple of both $2$ and $<3|5|7>
 
 Count the ways to <put|place> $<4..8>$ <identical|different> balls into $<2..4>$ different boxes<|
 so that no box is empty| if boxes may stay empty>.
-
-Find the coefficient of $x^<2..4>$ in the expansion of $(<1..3>x + <2..5>)^<5..8>$.
 
 <Name> throws a dart at a square target of side $<6..20/2>$ that has a circle of radius $<1..3>$ in
 its middle. If each point is equally likely to be hit, what is the probability of hitting the
@@ -201,9 +184,6 @@ terms of $\pi$?
 
 Each interior angle of a regular polygon measures $<108|120|135|140|144|150|156>^\circ$. How many
 <sides|diagonals> does it have?
-
-In trapezoid $ABCD$, $AB \parallel CD$, $AB = <5..12>$, $CD = <13..25>$, and the height is
-$<4..10>$. What is the area of <the trapezoid|triangle $ABD$|triangle $ACD$>?
 
 Two circles with radii $<2..6>$ and $<7..12>$ touch each other from the outside. How long is the
 segment of a common outer tangent between the points where it touches them?

@@ -29,6 +29,9 @@ def _walk(moves: str) -> tuple[int, int]:
 
 
 NUMBER_TASKS = (
+    task("count_above_mean|above_mean(numbers: counts) -> int",
+         "count the numbers of a list that are above its mean", "",
+         lambda n: sum(x * len(n) > sum(n) for x in n)),
     task("outer_inner|fold_list(numbers: ints) -> list[int]",
          "add the first and last number of a list, the second and second to last, and so on",
          "Fold numbers in the middle: item i is numbers[i] + numbers[-1 - i]. What has no partner "

@@ -81,7 +81,7 @@ VALUES: dict[str, Values] = {
     "runs": Values("str", _runs),
     "digits": Values("str", lambda rng: str(rng.randint(100, 9_999_999))),
     "matrix": Values("list[list[int]]", _matrix),
-    "lists": Values("list[list[int]]", lambda rng: [_ints(0, 12, 1)(rng)[:3] for _ in range(3)]),
+    "lists": Values("list[list[int]]", lambda rng: [_ints(11, 19, 1)(rng)[:3] for _ in range(3)]),
     "scores": Values("dict[str, int]", _scores),
     "pairs": Values("list[tuple[str, int]]", lambda rng: list(_scores(rng).items())),
     "intervals": Values("list[tuple[int, int]]", _intervals),
