@@ -12,6 +12,8 @@ DrafterName = Literal["auto", "ngram", "none"]
 PlannerName = Literal["auto", "verify_all", "threshold", "causal_greedy", "lagged_top_k"]
 GrammarBackend = Literal["llguidance", "xgrammar"]
 TargetBackend = Literal["auto", "fused", "stock"]
+SlotRule = Literal["anchor", "shifted"]
+"""anchor: slot k predicts token anchor + k + 1. shifted: slot j > 0 predicts anchor + j."""
 PLANNERS: tuple[PlannerName, ...] = get_args(PlannerName)
 
 
@@ -66,6 +68,7 @@ class SpeculationConfig:
 
     drafter: DrafterName = "auto"  # auto: what the draft checkpoint is, if there is one
     num_draft_tokens: int | None = None  # None = the drafter's block
+    draft_slot_rule: SlotRule | None = None  # of a block draft; None = what its files say
     planner: PlannerName = "auto"  # auto: scheduled by cost where the draft has confidences
     threshold: float = 0.3  # planner "threshold": least survival worth verifying
     calibration: str | None = None  # file of confidence temperatures; None = the draft's own
@@ -81,6 +84,10 @@ class SpeculationConfig:
             raise ValueError(f"drafter must be auto, ngram or none, got {self.drafter!r}")
         if self.planner not in PLANNERS:
             raise ValueError(f"planner must be one of {', '.join(PLANNERS)}, got {self.planner!r}")
+        if self.draft_slot_rule not in (None, *get_args(SlotRule)):
+            raise ValueError(
+                f"draft_slot_rule must be anchor or shifted, got {self.draft_slot_rule!r}"
+            )
         if self.layout not in ("static", "compact"):
             raise ValueError(f"layout must be static or compact, got {self.layout!r}")
 

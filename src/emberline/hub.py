@@ -90,10 +90,10 @@ def resolve_model(name: str | None, *, progress: bool = True) -> ModelFolder:
 
 
 def resolve_draft(name: str | None, model: ModelFolder, *, progress: bool = True) -> Path | None:
-    """The local folder of a draft checkpoint, or None to run without one.
+    """The local folder of a draft checkpoint, or its GGUF file; None to run without one.
 
     Args:
-        name: a folder or a Hugging Face id; "none" for no draft; None for the draft that comes
+        name: a folder, a ``.gguf`` file or a Hugging Face id; "none" for no draft; None for the draft that comes
             with the embedded default model, and no draft for any other model.
         model: the target, as `resolve_model` returned it.
         progress: show progress on standard error while something takes long.
@@ -107,6 +107,9 @@ def resolve_draft(name: str | None, model: ModelFolder, *, progress: bool = True
         return shipped if usable else None
     if name.lower() == "none":
         return None
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return path  # read as it is: a draft has no tokenizer to build
     return _folder_or_hub(name, "the draft", progress)[0]
 
 

@@ -31,6 +31,8 @@ from emberline.verify.cost_files import load_profile, save_profile
 from emberline.verify.cost_profile import CostProfile, MeasuredOn
 from emberline.verify.step_cost import StepCosts
 
+HEAD_BYTES = 2**20  # more than any config.json
+
 
 def costs_for(
     engine: Engine, model: Path, draft: Path | None, *, progress: bool = True
@@ -168,9 +170,13 @@ def _target_name(engine: Engine, model: Path) -> str:
     return f"{name}, stock" if engine.info.get("target_backend") == "stock" else name
 
 
-def _shape_of(folder: Path, name: str) -> str:
-    """A model's name and a digest of its config: what a step computes, not with which weights."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:8]
+def _shape_of(path: Path, name: str) -> str:
+    """A model's name and a digest of its config: what a step computes, not with which weights.
+
+    A draft in one file has its config at the head of it.
+    """
+    with (path if path.is_file() else path / "config.json").open("rb") as file:
+        digest = hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()[:8]
     return f"{name} ({digest})"
 
 

@@ -7,115 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from emberline.batch import CommittedTokens, DraftProposal, KVSpec, Purpose
+from emberline.batch import CommittedTokens, DraftProposal, Purpose
 from emberline.drafters import DRAFTERS, Drafter, NGramDrafter
-from emberline.drafters.checkpoint import read_draft_config
 from emberline.models.weights import ModelError
 
 from support.drafter_world import (
     BLOCK,
-    HEAD_DIM,
-    HEADS,
     HIDDEN,
-    KV_HEADS,
-    LAYERS,
     LENGTHS,
-    RANK,
     TAPS,
-    TARGET_LAYERS,
     VOCAB,
-    WIDE,
     TinyTarget,
     World,
     load,
 )
+from support.tiny_draft import DFLASH, EVERYONE, MIXED, ZLAB, draft_config, draft_tensors
 from support.tiny_eagle3 import eagle3_config, eagle3_tensors
+from support.tiny_standalone import tiny_standalone
 
-
-def draft_config(**changes: Any) -> dict[str, Any]:
-    raw = {
-        "architectures": ["Qwen3DSparkModel"],
-        "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
-        "intermediate_size": WIDE,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "max_position_embeddings": 256,
-        "layer_types": ["full_attention"] * LAYERS,
-        "num_target_layers": TARGET_LAYERS,
-        "target_layer_ids": list(TAPS),
-        "block_size": BLOCK,
-        "mask_token_id": VOCAB - 1,
-        "markov_rank": RANK,
-        "markov_head_type": "vanilla",
-        "enable_confidence_head": True,
-        "confidence_head_with_markov": True,
-    }
-    return {name: value for name, value in {**raw, **changes}.items() if value is not None}
-
-
-def draft_tensors(head: str | None = "vanilla", *, bias: bool = False) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(2)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * 0.3
-
-    shapes = {"fc": (HIDDEN, len(TAPS) * HIDDEN), "hidden_norm": (HIDDEN,), "norm": (HIDDEN,)}
-    outs = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
-    biases: dict[str, torch.Tensor] = {}
-    for layer in range(LAYERS):
-        at = f"layers.{layer}."
-        for name, out in outs.items():
-            shapes[f"{at}self_attn.{name}_proj"] = (out, HIDDEN)
-        shapes[f"{at}self_attn.o_proj"] = (HIDDEN, HEADS * HEAD_DIM)
-        if bias:
-            for name, out in {**outs, "o": HIDDEN}.items():
-                biases[f"{at}self_attn.{name}_proj.bias"] = random(out)
-        for name in ("q_norm", "k_norm"):
-            shapes[f"{at}self_attn.{name}"] = (HEAD_DIM,)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            shapes[at + name] = (HIDDEN,)
-        for name in ("gate_proj", "up_proj"):
-            shapes[f"{at}mlp.{name}"] = (WIDE, HIDDEN)
-        shapes[f"{at}mlp.down_proj"] = (HIDDEN, WIDE)
-    if head is not None:
-        shapes["markov_head.markov_w1"] = shapes["markov_head.markov_w2"] = (VOCAB, RANK)
-        shapes["confidence_head.proj"] = (1, HIDDEN + RANK)
-        biases["confidence_head.proj.bias"] = random(1)
-    if head == "gated":
-        shapes["markov_head.gate_proj"] = (RANK, HIDDEN + RANK)
-        biases["markov_head.gate_proj.bias"] = random(RANK)
-    if head == "rnn":
-        shapes["markov_head.joint_proj"] = (3 * RANK, 2 * RANK + HIDDEN)
-        biases["markov_head.joint_proj.bias"] = random(3 * RANK)
-    tensors = {f"{name}.weight": random(*shape) for name, shape in shapes.items()}
-    for name, tensor in tensors.items():
-        if len(tensor.shape) == 1:
-            tensors[name] = 1 + tensor
-    return {**tensors, **biases}
-
-
-DFLASH = {"markov_rank": 0, "enable_confidence_head": False}
-ZLAB: dict[str, Any] = {
-    "architectures": ["DFlashDraftModel"],
-    "markov_rank": None,
-    "markov_head_type": None,
-    "enable_confidence_head": None,
-    "confidence_head_with_markov": None,
-    "target_layer_ids": None,
-    "mask_token_id": None,
-    "dflash_config": {"target_layer_ids": list(TAPS), "mask_token_id": VOCAB - 1},
-}
 CASES: dict[str, Callable[[Path], Drafter]] = {
     "dspark": lambda path: load(path, draft_config(), draft_tensors()),
     "dspark-gated": lambda path: load(path, draft_config(), draft_tensors("gated")),
@@ -136,6 +49,7 @@ CASES: dict[str, Callable[[Path], Drafter]] = {
     "eagle3-bfloat16": lambda path: load(
         path, eagle3_config(), eagle3_tensors(), dtype=torch.bfloat16
     ),
+    "standalone": lambda path: tiny_standalone(path),
     "ngram": lambda _path: NGramDrafter(num_draft_tokens=4, min_match=1),
 }
 
@@ -143,9 +57,6 @@ CASES: dict[str, Callable[[Path], Drafter]] = {
 @pytest.fixture(params=CASES)
 def drafter(request: pytest.FixtureRequest, tmp_path: Path) -> Drafter:
     return CASES[request.param](tmp_path / "draft")
-
-
-EVERYONE, MIXED = [0, 1, 2, 3], [0.0, 0.7, 1.0, 1.3]
 
 
 def assert_same_rows(ours: DraftProposal, row: int, theirs: DraftProposal, other: int) -> None:
@@ -379,146 +290,6 @@ def test_a_calibration_of_another_block_is_refused(tmp_path: Path) -> None:
 def test_a_calibration_without_confidences_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="calibrated, but without confidences"):
         load(tmp_path, draft_config(**DFLASH), draft_tensors(None), temperatures=TEMPERATURES)
-
-
-def same_drafts(ours: Drafter, theirs: Drafter) -> bool:
-    a, b = (World(d).observe_all().propose(EVERYONE, MIXED) for d in (ours, theirs))
-    assert a.logits is not None
-    assert b.logits is not None
-    return torch.equal(a.token_ids, b.token_ids) and torch.allclose(a.logits, b.logits, atol=1e-5)
-
-
-@pytest.mark.parametrize("prefix", ["module.", "draft_model.", "module.model.", "model."])
-def test_wrapper_prefixes_are_stripped(tmp_path: Path, prefix: str) -> None:
-    named = {prefix + name: tensor for name, tensor in draft_tensors().items()}
-    plain = CASES["dspark"](tmp_path / "plain")
-    assert same_drafts(load(tmp_path / "named", draft_config(), named), plain)
-
-
-def test_specforge_config_and_legacy_names(tmp_path: Path) -> None:
-    nested = ("target_layer_ids", "mask_token_id", "markov_rank", "enable_confidence_head")
-    raw = draft_config()
-    raw["dflash_config"] = {name: raw.pop(name) for name in nested} | {"projector_type": "dspark"}
-    raw["architectures"] = ["DSparkDraftModel"]
-    heads = ("markov_head", "confidence_head")
-    named = {
-        f"logit_head.{name}" if name.startswith(heads) else name: tensor
-        for name, tensor in draft_tensors().items()
-    }
-    plain = CASES["dspark"](tmp_path / "plain")
-    assert same_drafts(load(tmp_path / "specforge", raw, named), plain)
-
-
-def test_int8_tensors_are_dequantised(tmp_path: Path) -> None:
-    packed, plain = draft_tensors(), draft_tensors()
-    for name in ("fc.weight", "layers.1.mlp.down_proj.weight", "markov_head.markov_w2.weight"):
-        scale = packed[name].abs().amax(1) / 127
-        packed[name] = (packed[name] / scale[:, None]).round().to(torch.int8)
-        packed[name + "_scale"] = scale
-        plain[name] = packed[name].float() * scale[:, None]
-    quantised = load(tmp_path / "int8", draft_config(), packed)
-    assert same_drafts(quantised, load(tmp_path / "float", draft_config(), plain))
-
-
-def test_own_embedding_and_head(tmp_path: Path) -> None:
-    target, plain = TinyTarget(), CASES["dspark"](tmp_path / "plain")
-    copies = {"embed_tokens.weight": target.embedding, "lm_head.weight": target.matrix}
-    copied = load(tmp_path / "copied", draft_config(), {**draft_tensors(), **copies}, target)
-    assert same_drafts(copied, plain)
-    # A copy is not kept: what drafts is the target's own.
-    target.matrix = target.matrix.roll(1, 0)
-    assert not same_drafts(copied, plain)
-    for name, tensor in copies.items():
-        other = {name: tensor.roll(1, 0)}
-        own = load(tmp_path / name, draft_config(), {**draft_tensors(), **other})
-        assert not same_drafts(own, plain)
-
-
-def test_config_alone_tells_taps_block_and_kv(tmp_path: Path) -> None:
-    CASES["dflash-shifted"](tmp_path)
-    config = read_draft_config(tmp_path)
-    assert config.taps == TAPS
-    assert config.max_draft_tokens == BLOCK - 1
-    assert config.kv_spec == KVSpec(LAYERS, KV_HEADS, HEAD_DIM)
-
-
-CONFIG_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown class": ({"architectures": ["BertModel"]}, "BertModel is not a draft"),
-    "no class": ({"architectures": None}, "None is not a draft"),
-    "gemma": ({"architectures": ["Gemma4DSparkModel"]}, "Gemma 4 backbone is not supported"),
-    "eagle": ({"architectures": ["LlamaForCausalLMEagle3"]}, "EAGLE-3"),
-    "domino class": ({"architectures": ["DominoDraftModel"]}, "Domino"),
-    "domino": ({"dflash_config": {"projector_type": "domino"}}, "projector_type 'domino'"),
-    "speculators": ({"speculators_model_type": "dspark"}, "speculators dialect"),
-    "deepseek": ({"dspark_block_size": 5}, "DeepSeek-V4"),
-    "causal": ({"dflash_config": {"causal": True}}, "causal block"),
-    "sliding": ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
-    "sliding flag": (
-        {"layer_types": None, "use_sliding_window": True, "sliding_window": 64},
-        "sliding-window",
-    ),
-    "activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-    "growing rope": (
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-        "change with the length",
-    ),
-    "no rope": ({"rope_parameters": None}, "'rope_theta' is missing"),
-    "no mask": ({"mask_token_id": None}, "'mask_token_id' is missing"),
-    "no block": ({"block_size": None}, "'block_size' is missing"),
-    "no taps": ({"target_layer_ids": []}, "rise strictly"),
-    "unsorted taps": ({"target_layer_ids": [1, 1, 3]}, "rise strictly"),
-    "taps too deep": ({"target_layer_ids": [0, 1, 4]}, "beyond 4 layers"),
-    "shifted markov": ({"architectures": ["DFlashDraftModel"]}, "predicts nothing at the anchor"),
-    "other vocabulary": ({"vocab_size": 41}, "vocabulary"),
-    "other width": ({"hidden_size": 16, "num_attention_heads": 2}, "hidden size of 16"),
-    "other depth": ({"num_target_layers": 6}, "target of 6 layers, not of 4"),
-    "fewer taps": ({"target_layer_ids": [1, 3]}, "do not fill fc.weight's 96 columns"),
-    "head missing": ({}, "markov_head.markov_w1.weight' is missing"),
-}
-
-
-@pytest.mark.parametrize("case", CONFIG_REFUSALS)
-def test_config_refusals_say_why(tmp_path: Path, case: str) -> None:
-    changes, reason = CONFIG_REFUSALS[case]
-    tensors = draft_tensors(None if case == "head missing" else "vanilla")
-    with pytest.raises(ModelError) as raised:
-        load(tmp_path, draft_config(**changes), tensors)
-    assert reason in str(raised.value)
-    assert str(tmp_path) in str(raised.value)
-
-
-def test_taps_deeper_than_this_target(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="taps layer 5, the target has 4 layers"):
-        load(
-            tmp_path,
-            draft_config(num_target_layers=None, target_layer_ids=[0, 1, 5]),
-            draft_tensors(),
-        )
-
-
-TENSOR_REFUSALS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
-    "left over": ({"extra.weight": torch.zeros(2)}, "extra.weight"),
-    "reduced": ({"d2t": torch.zeros(20, dtype=torch.int64)}, "reduced draft vocabularies"),
-    "reduced head": ({"lm_head.weight": torch.zeros(20, HIDDEN)}, "reduced draft vocabularies"),
-    "w1 rows": ({"markov_head.markov_w1.weight": torch.zeros(41, RANK)}, "vocabulary of 41"),
-    "misshapen": ({"norm.weight": torch.zeros(HIDDEN + 1)}, "'norm.weight' has shape"),
-    "confidence": ({"confidence_head.proj.weight": torch.zeros(1, 7)}, "confidence_head"),
-    "no scale": ({"fc.weight": torch.zeros(HIDDEN, 96, dtype=torch.int8)}, "needs its scales"),
-    "twice": ({"model.norm.weight": torch.zeros(HIDDEN)}, "two tensors are called 'norm.weight'"),
-}
-
-
-@pytest.mark.parametrize("case", TENSOR_REFUSALS)
-def test_tensor_refusals_say_why(tmp_path: Path, case: str) -> None:
-    changes, reason = TENSOR_REFUSALS[case]
-    with pytest.raises(ModelError) as raised:
-        load(tmp_path, draft_config(), {**draft_tensors(), **changes})
-    assert reason in str(raised.value)
-
-
-def test_shifted_class_with_a_markov_head_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="predicts nothing at the anchor"):
-        load(tmp_path, draft_config(**ZLAB), draft_tensors())
 
 
 def test_block_draft_needs_taps(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emberline.cli.settings import check_outputs, engine_config, fail, one_line_errors
-from emberline.config import DtypeName, TargetBackend
+from emberline.config import DtypeName, SlotRule, TargetBackend
 
 FEW_BLOCKS = 1000
 """Under so many blocks chance outweighs what a temperature can mend (docs/calibrate.md)."""
@@ -29,6 +29,10 @@ def calibrate(
         typer.Argument(help="Folder, .gguf file or Hugging Face id; the embedded model if absent."),
     ] = None,
     draft: Annotated[str | None, typer.Option(help="Draft checkpoint: folder or id.")] = None,
+    draft_slot_rule: Annotated[
+        SlotRule | None,
+        typer.Option(help="What a block draft's slots predict; what its files say if absent."),
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -74,19 +78,20 @@ def calibrate(
         kv_tokens=None,
         max_num_reqs=max_num_reqs,
         threads=threads,
+        draft_slot_rule=draft_slot_rule,
     )
     with one_line_errors():
         from emberline.cli.recording import Recipe, recorded
         from emberline.engine.trace import samples
         from emberline.hub import resolve_draft, resolve_model
-        from emberline.verify.calibration import CALIBRATION_FILE
         from emberline.verify.calibration import calibrate as fit_and_judge
+        from emberline.verify.calibration import calibration_path
 
         target = resolve_model(model)
         folder = resolve_draft(draft, target)
         if folder is None:
             fail("no draft to calibrate: give --draft")
-        out = out or folder / CALIBRATION_FILE
+        out = out or calibration_path(folder)
         check_outputs(None, out=out)
         recipe = Recipe(
             model=target,
@@ -96,6 +101,7 @@ def calibrate(
             max_tokens=max_tokens,
             limit=limit,
             seed=seed,
+            slot_rule=draft_slot_rule,
         )
         check_plan(recipe, holdout)
         with _progress() as advance:

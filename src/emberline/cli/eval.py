@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emberline.cli.settings import check_outputs, engine_config, fail, one_line_errors
-from emberline.config import DtypeName, EngineConfig, PlannerName, TargetBackend
+from emberline.config import DtypeName, EngineConfig, PlannerName, SlotRule, TargetBackend
 
 if TYPE_CHECKING:
     from emberline.evaluate.measure import Advance, Plan, PromptSet
@@ -57,6 +57,10 @@ def eval(
     step_costs: Annotated[
         str | None, typer.Option(help="File of step costs for a planner that reads them.")
     ] = None,
+    draft_slot_rule: Annotated[
+        SlotRule | None,
+        typer.Option(help="What a block draft's slots predict; what its files say if absent."),
+    ] = None,
     num_draft_tokens: Annotated[
         int | None, typer.Option(help="Drafts a block; each drafter's own if absent.")
     ] = None,
@@ -101,6 +105,7 @@ def eval(
                 threshold=threshold,
                 step_costs=step_costs,
                 num_draft_tokens=num_draft_tokens,
+                draft_slot_rule=draft_slot_rule,
             )
             for label, source in chosen.items()
         }

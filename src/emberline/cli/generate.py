@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emberline.cli.settings import DrafterName, engine_config, one_line_errors
-from emberline.config import DtypeName, LayoutKind, PlannerName, TargetBackend
+from emberline.config import DtypeName, LayoutKind, PlannerName, SlotRule, TargetBackend
 from emberline.types import RequestOutput, SamplingParams, SpeculationStats, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ def generate(
     threshold: Annotated[
         float | None, typer.Option(help="Least survival worth verifying (planner threshold).")
     ] = None,
+    draft_slot_rule: Annotated[
+        SlotRule | None,
+        typer.Option(help="What a block draft's slots predict; what its files say if absent."),
+    ] = None,
     num_draft_tokens: Annotated[
         int | None, typer.Option(help="Drafts a block; the drafter's own if absent.")
     ] = None,
@@ -80,6 +84,7 @@ def generate(
             planner=planner,
             threshold=threshold,
             num_draft_tokens=num_draft_tokens,
+            draft_slot_rule=draft_slot_rule,
             drafter=drafter,
             no_draft=no_draft,
         )

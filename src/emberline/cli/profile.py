@@ -14,7 +14,7 @@ from emberline.cli.settings import (
     fail,
     one_line_errors,
 )
-from emberline.config import DtypeName, LayoutKind, TargetBackend
+from emberline.config import DtypeName, LayoutKind, SlotRule, TargetBackend
 
 if TYPE_CHECKING:
     from emberline.config import EngineConfig
@@ -45,6 +45,10 @@ def profile(
     drafter: Annotated[
         DrafterName, typer.Option(help="auto: the draft checkpoint; ngram: from the text itself.")
     ] = "auto",
+    draft_slot_rule: Annotated[
+        SlotRule | None,
+        typer.Option(help="What a block draft's slots predict; what its files say if absent."),
+    ] = None,
     num_draft_tokens: Annotated[
         int | None, typer.Option(help="Drafts a block; the drafter's own if absent.")
     ] = None,
@@ -72,6 +76,7 @@ def profile(
         layout=layout,
         planner="verify_all",  # measures nothing by itself
         num_draft_tokens=num_draft_tokens,
+        draft_slot_rule=draft_slot_rule,
         drafter=drafter,
     )
     with one_line_errors():

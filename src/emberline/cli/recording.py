@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from emberline.cli.prompts import written_prompts
-from emberline.config import EngineConfig
+from emberline.config import EngineConfig, SlotRule
 from emberline.drafters.checkpoint import read_draft_config
-from emberline.engine.build import build_engine
+from emberline.engine.build import build_engine, model_depth
 from emberline.engine.engine import Engine
 from emberline.engine.record import record
 from emberline.engine.trace import RequestTrace, append_trace, read_traces, write_traces
@@ -42,6 +42,7 @@ class Recipe:
     max_tokens: int
     limit: int  # most prompts
     seed: int
+    slot_rule: SlotRule | None = None  # of a block draft; None = what its files say
 
     def __post_init__(self) -> None:
         for temperature in self.temperatures:
@@ -50,7 +51,8 @@ class Recipe:
     @property
     def num_draft_tokens(self) -> int:
         """K, the drafts of a block."""
-        return read_draft_config(self.draft).max_draft_tokens
+        depth = model_depth(self.model.path)
+        return read_draft_config(self.draft, self.slot_rule, depth).max_draft_tokens
 
     @property
     def prompts_name(self) -> str:

@@ -10,7 +10,14 @@ from typing import Annotated, Literal
 import typer
 
 from emberline.cli.settings import DrafterName, engine_config, fail, one_line_errors
-from emberline.config import DtypeName, GrammarBackend, LayoutKind, PlannerName, TargetBackend
+from emberline.config import (
+    DtypeName,
+    GrammarBackend,
+    LayoutKind,
+    PlannerName,
+    SlotRule,
+    TargetBackend,
+)
 from emberline.server.dialect import ReasoningParser, ToolParser
 from emberline.types import MAX_TIMEOUT, MAX_TOP_LOGPROBS
 
@@ -76,6 +83,10 @@ def serve(
     slow_reader_timeout: Annotated[
         float, typer.Option(min=1, help="Seconds after which a client that reads nothing is cut.")
     ] = 60.0,
+    draft_slot_rule: Annotated[
+        SlotRule | None,
+        typer.Option(help="What a block draft's slots predict; what its files say if absent."),
+    ] = None,
     num_draft_tokens: Annotated[
         int | None, typer.Option(help="Drafts a block; the drafter's own if absent.")
     ] = None,
@@ -130,6 +141,7 @@ def serve(
         step_costs=step_costs,
         prefix_cache=prefix_cache,
         num_draft_tokens=num_draft_tokens,
+        draft_slot_rule=draft_slot_rule,
         drafter=drafter,
         grammar_backend=grammar_backend,
     )

@@ -19,6 +19,7 @@ from emberline.config import (
     LayoutKind,
     PlannerName,
     SchedulerConfig,
+    SlotRule,
     SpeculationConfig,
     TargetBackend,
 )
@@ -110,6 +111,7 @@ def engine_config(
     step_costs: str | None = None,
     prefix_cache: bool = True,
     num_draft_tokens: int | None = None,
+    draft_slot_rule: SlotRule | None = None,
     drafter: DrafterName = "auto",
     no_draft: bool = False,
     grammar_backend: GrammarBackend = "llguidance",
@@ -134,6 +136,8 @@ def engine_config(
     without = no_draft or drafter == "none" or (draft == "none" and drafter == "auto")
     if without and num_draft_tokens is not None:
         fail("--num-draft-tokens needs a drafter: leave it out, or the option that says none")
+    if draft_slot_rule is not None and (without or drafter == "ngram"):
+        fail("--draft-slot-rule is of a draft checkpoint's block: leave it out without one")
     if calibration not in (None, "none") and (without or drafter == "ngram"):
         fail("--calibration is of a draft checkpoint's confidences: leave it out without one")
     if step_costs is not None and without:
@@ -162,6 +166,7 @@ def engine_config(
                 planner=planner,
                 calibration=calibration,
                 step_costs=step_costs,
+                draft_slot_rule=draft_slot_rule,
                 **given(threshold=threshold, num_draft_tokens=num_draft_tokens),
             ),
         )

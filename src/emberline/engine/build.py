@@ -25,7 +25,7 @@ from emberline.engine.engine import Engine
 from emberline.engine.step import StepParts
 from emberline.models.self_check import COMPARED, ENDS, check_row_invariance
 from emberline.models.target import Target
-from emberline.models.weights import ModelError
+from emberline.models.weights import ModelError, read_json
 from emberline.sampling.keys import KeyedDraws
 from emberline.verify.calibration import Calibration, draft_calibration
 from emberline.verify.cost_files import load_costs
@@ -118,7 +118,9 @@ def load_models(
         MemoryError, torch.OutOfMemoryError: there is not enough memory for them.
     """
     page_size, drafts = config.cache.page_size, config.speculation.num_draft_tokens
-    taps = read_draft_config(draft).taps if draft is not None else ()
+    rule, taps = config.speculation.draft_slot_rule, ()
+    if draft is not None:
+        taps = read_draft_config(draft, rule, model_depth(model)).taps
     target = build_target(model, config, dtype, num_pages, taps)
     if draft is None:
         by_text = config.speculation.drafter == "ngram"
@@ -132,8 +134,17 @@ def load_models(
         page_size=page_size,
         num_draft_tokens=drafts,
         confidence_temperatures=temperatures,
+        slot_rule=rule,
     )
     return target, drafter
+
+
+def model_depth(model: Path) -> int | None:
+    """Layers of the model in that folder, as its config says; None if it does not."""
+    raw = read_json(model / "config.json")
+    nested = raw.get("text_config")
+    depth = (nested if isinstance(nested, dict) else raw).get("num_hidden_layers")
+    return depth if isinstance(depth, int) else None
 
 
 def default_threads() -> int:

@@ -111,13 +111,20 @@ class Calibration:
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
+def calibration_path(draft: Path) -> Path:
+    """Where a draft's calibration lies: in its folder, or beside its file."""
+    if draft.is_file():
+        return draft.with_name(f"{draft.stem}.{CALIBRATION_FILE}")
+    return draft / CALIBRATION_FILE
+
+
 def draft_calibration(draft: Path, override: Path | None = None) -> Calibration | None:
-    """The calibration to use with a draft: the given file, or the one in its folder, or none.
+    """The calibration to use with a draft: the given file, or its own, or none.
 
     Raises:
         ModelError: the file is missing though it was named, or is no calibration.
     """
-    path = override or draft / CALIBRATION_FILE
+    path = override or calibration_path(draft)
     if override is None and not path.is_file():
         return None
     return Calibration.load(path)

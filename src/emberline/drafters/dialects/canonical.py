@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
+from emberline.config import SlotRule
 from emberline.models.int8 import expand
 from emberline.models.weights import ModelError, Weights
-
-SlotRule = Literal["anchor", "shifted"]
-"""anchor: slot k predicts token anchor + k + 1. shifted: slot j > 0 predicts anchor + j."""
 
 PREFIXES = ("module.", "draft_model.", "model.", "language_model.model.dspark.", "logit_head.")
 """Wrappers' prefixes, stripped in this order."""
