@@ -9,7 +9,6 @@ not know sampling, drafts or requests.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,8 @@ from torch import Tensor, nn
 from emberline.batch import ForwardBatch, KVSpec, TargetOutput
 from emberline.cache.kv_pool import KVPool
 from emberline.layout import Rows, Scored, Tokens
-from emberline.models.stock_attention import STEP, AttentionLayer, Call, plain_attention
+from emberline.models.stock_attention import STEP, AttentionLayer, Call
+from emberline.models.stock_parts import headed, watch
 from emberline.models.weights import ModelError
 from emberline.ops.attention import QueryGroup, attend, plan_attention
 
@@ -79,9 +79,9 @@ class StockTarget:
         )
         self._places = _places(stock.layers)
         self._embedding = stock.model.get_input_embeddings()
-        self._head = _headed(stock.model, stock.blocks)
+        self._head = headed(stock.model, stock.blocks)
         for tap in taps:
-            _watch(stock.blocks, tap)
+            watch(stock.blocks, tap)
         if taps:
             self._try_head()
 
@@ -156,7 +156,8 @@ class StockTarget:
         ).logits[0, : layout.num_scored]
         taps = None
         if self._taps:
-            taps = Tokens(torch.cat([layout.unpack(step.tapped[tap]) for tap in self._taps], -1))
+            rows = torch.cat([step.tapped[tap] for tap in self._taps], -1)
+            taps = layout.unpack(Rows(rows[0]))
         return TargetOutput(Scored(_wide(logits)), taps)
 
     def _try_head(self) -> None:
@@ -187,7 +188,7 @@ class _Step:
     pools: tuple[KVPool, ...]
     plans: Mapping[tuple[int, int | None], Sequence[QueryGroup]]  # by share and window
     fill: float  # of padding rows
-    tapped: dict[int, Rows] = field(default_factory=dict)
+    tapped: dict[int, Tensor] = field(default_factory=dict)  # [1, R, D], by tap
 
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, call: Call
@@ -256,68 +257,6 @@ def _places(layers: Sequence[AttentionLayer]) -> tuple[tuple[int, int], ...]:
         places.append((pool, used[pool]))
         used[pool] += 1
     return tuple(places)
-
-
-def _watch(blocks: nn.ModuleList, tap: int) -> None:
-    """Have a layer's output noted in the step that runs it."""
-    if not -1 <= tap < len(blocks):
-        raise ModelError(f"tap {tap} is not a layer: -1 .. {len(blocks) - 1}")
-
-    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        _note(kwargs, tap, args[0] if args else kwargs["hidden_states"])
-
-    def after(_: Any, __: Any, kwargs: dict[str, Any], output: Any) -> None:
-        _note(kwargs, tap, output if isinstance(output, Tensor) else output[0])
-
-    if tap < 0:
-        blocks[0].register_forward_pre_hook(before, with_kwargs=True)
-    else:
-        blocks[tap].register_forward_hook(after, with_kwargs=True)
-
-
-def _note(kwargs: Mapping[str, Any], tap: int, hidden: Tensor) -> None:
-    step = kwargs.get(STEP)
-    if isinstance(step, _Step):
-        step.tapped[tap] = Rows(hidden[0])
-
-
-class _Given(nn.Module):
-    """Stands in for a model's body: its output is the hidden states that came in."""
-
-    def __init__(self, output_type: Any) -> None:
-        super().__init__()
-        self._output_type = output_type
-
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
-        """[1, N, D] as the last hidden state."""
-        return self._output_type(last_hidden_state=inputs_embeds)
-
-
-def _headed(model: Any, blocks: nn.ModuleList) -> Any:
-    """The model with its body taken out: what is left turns normed states into logits."""
-    names = {id(module): name for name, module in model.named_modules()}
-    path = names[id(blocks)].split(".")[:-1]
-    return _replaced(model, path, _Given(_output_type(model, model.get_submodule(".".join(path)))))
-
-
-def _replaced(module: nn.Module, path: Sequence[str], leaf: nn.Module) -> nn.Module:
-    """A shallow copy of `module` with another submodule at `path`; the rest is shared."""
-    if not path:
-        return leaf
-    twin = copy.copy(module)
-    child = _replaced(module.get_submodule(path[0]), path[1:], leaf)
-    twin.__dict__["_modules"] = {**module._modules, path[0]: child}
-    return twin
-
-
-def _output_type(model: Any, body: nn.Module) -> Any:
-    """The class of a body's output, by running the model on one token."""
-    seen: list[Any] = []
-    hook = body.register_forward_hook(lambda _module, _args, output: seen.append(output))
-    with torch.no_grad(), plain_attention(model):
-        model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
-    hook.remove()
-    return type(seen[0])
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -31,7 +31,12 @@ _HARMLESS = frozenset({"position_ids", "use_cache", "cache_position"})
 
 
 class AttentionCalls(Protocol):
-    """Receives every attention call of a forward pass."""
+    """Receives every attention call of a forward pass, and what comes out of tapped layers."""
+
+    @property
+    def tapped(self) -> dict[int, Tensor]:
+        """Outputs [1, R, D] by tap, to be filled (`stock_parts.watch`)."""
+        ...
 
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, call: Call
@@ -165,6 +170,7 @@ class _Survey:
 
     def __init__(self, context_len: int) -> None:
         self.layers: dict[int, AttentionLayer] = {}
+        self.tapped: dict[int, Tensor] = {}
         self._context_len = context_len
         self._windows: dict[int, int | None] = {}  # by id of a mask that is kept
         self._kept: list[tuple[int, Tensor, Tensor]] = []  # layer, its keys, its values

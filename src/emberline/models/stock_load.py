@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from emberline.models.self_check import Scratch
 from emberline.models.stock import StockModel, StockTarget
 from emberline.models.stock_attention import STEP, plain_attention, survey
+from emberline.models.stock_parts import find_blocks
 from emberline.models.weights import ModelError
 
 CHECK_TOKENS = 24
@@ -46,7 +47,7 @@ def load_stock(
     limit = _model_len(config, context_len, max_model_len)
     model = _load(folder, dtype, device)
     layers = survey(model, context_len)
-    return StockModel(model, layers, _blocks(model, len(layers)), limit)
+    return StockModel(model, layers, find_blocks(model, len(layers)), limit)
 
 
 def check_against_plain(target: StockTarget) -> None:
@@ -192,13 +193,3 @@ def _quiet(folder: Path) -> Iterator[None]:
         logging.set_verbosity(level)
         if shows:
             logging.enable_progress_bar()
-
-
-def _blocks(model: Any, depth: int) -> nn.ModuleList:
-    """The list of decoder layers: each holds the attention of its own number."""
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == depth:
-            held = [{getattr(m, "layer_idx", None) for m in layer.modules()} for layer in module]
-            if all(index in found for index, found in enumerate(held)):
-                return module
-    raise ModelError(f"{type(model).__name__} has no list of its {depth} layers to tap")

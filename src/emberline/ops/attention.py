@@ -209,13 +209,19 @@ def _attend_group(
     else:
         if sinks is not None:
             sinks = F.pad(sinks.view(-1, share).repeat(1, width), (0, padding))
-        out = _weigh(x @ k.mT * scale, group.mask, soft_cap, sinks) @ v
+        out = weigh(x @ k.mT * scale, group.mask, soft_cap, sinks) @ v
     out = out[:, :, : width * share].reshape(reqs, num_kv_heads, width, share, -1)
     return out.transpose(1, 2).reshape(reqs * width, -1)
 
 
-def _weigh(scores: Tensor, mask: Tensor, soft_cap: float | None, sinks: Tensor | None) -> Tensor:
-    """Softmax of [G, kv heads, m, W] scores in float32; sinks [kv heads, m]."""
+def weigh(scores: Tensor, mask: Tensor, soft_cap: float | None, sinks: Tensor | None) -> Tensor:
+    """Attention weights of scores [G, H, m, W], by a softmax in float32.
+
+    Args:
+        scores: scaled.
+        mask: 0 or -inf, broadcast over the scores.
+        soft_cap, sinks: see `attend`; sinks [H, m].
+    """
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     wide = (scores + mask).to(torch.promote_types(scores.dtype, torch.float32))

@@ -15,8 +15,8 @@ from torch import Tensor
 from emberline.train.backbone import DraftModel
 from emberline.train.blocks import dense_mask
 from emberline.train.eagle3 import Eagle3Model
+from emberline.train.frozen import TrainingTarget, target_logits
 from emberline.train.model import Model
-from emberline.train.target import FrozenTarget, wide_linear
 
 ROUND_TO = 64  # lengths are padded up, so that few shapes occur
 
@@ -54,7 +54,7 @@ class _Run:
 
 @torch.no_grad()
 def measure(
-    target: FrozenTarget,
+    target: TrainingTarget,
     model: Model,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
@@ -87,7 +87,7 @@ def measure(
         _, last = target.features(tokens, taps_of)
         window = torch.cat((at, at[:, -1:] + 1), dim=1)
         hidden = last.gather(1, window[..., None].expand(-1, -1, last.shape[-1]))
-        logits = wide_linear(hidden.flatten(0, 1), target.head).view(*window.shape, -1)
+        logits = target_logits(target, hidden.flatten(0, 1)).view(*window.shape, -1)
         num_accepted, extra = accept(drafts, q, logits, temperature, generator)
         _commit(run, drafts, num_accepted, extra, counts, max_new_tokens, stop_ids)
     results = []
@@ -99,7 +99,7 @@ def measure(
 
 
 def draft_block(
-    target: FrozenTarget,
+    target: TrainingTarget,
     model: Model,
     taps: Tensor,
     tokens: Tensor,
@@ -137,7 +137,7 @@ NextLogits = Callable[[Tensor], Tensor]
 
 
 def _chain(
-    target: FrozenTarget,
+    target: TrainingTarget,
     model: Eagle3Model,
     taps: Tensor,
     tokens: Tensor,
@@ -153,13 +153,13 @@ def _chain(
         nonlocal chains
         with torch.autocast(target.device.type, torch.bfloat16, enabled=half):
             hidden, chains = model.advance(chains, target.embedding[previous[:, None]])
-        return wide_linear(hidden[:, 0].to(target.dtype), target.head)
+        return target_logits(target, hidden[:, 0].to(target.dtype))
 
     return next_logits
 
 
 def _block(
-    target: FrozenTarget,
+    target: TrainingTarget,
     model: DraftModel,
     taps: Tensor,
     tokens: Tensor,
@@ -178,7 +178,7 @@ def _block(
     with torch.autocast(target.device.type, torch.bfloat16, enabled=half):
         block = target.embedding[inputs]
         hidden = model(taps, block, anchors[:, None] + slots, angles, mask)
-    base = wide_linear(hidden.flatten(0, 1).to(target.dtype), target.head)
+    base = target_logits(target, hidden.flatten(0, 1).to(target.dtype))
     by_slot = base.view(*inputs.shape, -1).unbind(1)
     waiting = iter(zip(by_slot, hidden.float().unbind(1), strict=True))
     state: Tensor | None = None

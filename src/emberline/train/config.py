@@ -26,6 +26,7 @@ COPIED_FIELDS = (
     "vocab_size",
     "max_position_embeddings",
     "rms_norm_eps",
+    "final_logit_softcapping",
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
@@ -59,6 +60,7 @@ class DraftConfig:
     max_position_embeddings: int = 8192
     rms_norm_eps: float = 1e-5
     rope_theta: float = DEFAULT_THETA
+    final_logit_softcapping: float | None = None  # of the target's head, which the draft shares
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
@@ -93,6 +95,8 @@ class DraftConfig:
             )
         if self.markov_rank or self.enable_confidence_head:
             raise ValueError("EAGLE-3 has no Markov head and no confidence head")
+        if self.final_logit_softcapping is not None:
+            raise ValueError("EAGLE-3 drafts of a target with final_logit_softcapping do not exist")
         if self.mask_token_id is not None:
             raise ValueError("mask_token_id must be left out: EAGLE-3 has no open slots")
         if not 0 < self.step_loss_decay <= 1:
@@ -117,6 +121,7 @@ class DraftConfig:
         """
         layers = int(target["num_hidden_layers"])
         rope = target.get("rope_parameters") or {}
+        rope = rope.get("full_attention", rope)  # some families have one for each kind of layer
         values: dict[str, Any] = {
             name: target[name] for name in COPIED_FIELDS if target.get(name) is not None
         }
@@ -170,6 +175,8 @@ class DraftConfig:
             "dtype": "bfloat16",
         }
         del values["algorithm"]
+        if self.final_logit_softcapping is None:
+            del values["final_logit_softcapping"]
         if self.algorithm == "eagle3":
             return _eagle3_json(values)
         del values["step_loss_decay"]

@@ -17,9 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from emberline.models.int8 import SCALE, expand, quantise
-from emberline.models.weights import load_folder
+from emberline.models.weights import load_folder, read_json
 from emberline.train.config import DraftConfig
 from emberline.train.model import Model, build_model
+from emberline.train.stock_target import StockFrozenTarget
+from emberline.train.target import is_fast
 
 WEIGHTS = "model.safetensors"
 SHARED = ("embed_tokens.weight", "lm_head.weight")
@@ -89,14 +91,19 @@ def write_full(
 
 
 def target_tables(folder: Path, config: DraftConfig) -> tuple[Tensor, Tensor]:
-    """Embedding and output head of the target in `folder`, each [V, D].
+    """Embedding and output head of the target in `folder`, each [V, D], with their scales.
 
     Raises:
+        ModelError: the target's files cannot be read.
         ValueError: the draft was made for a target of another size.
     """
-    weights = load_folder(folder)
-    embedding = weights.take("model.embed_tokens.weight")
-    head = weights.take("lm_head.weight") if weights.has("lm_head.weight") else embedding
+    if is_fast(read_json(folder / "config.json")):
+        weights = load_folder(folder)
+        embedding = weights.take("model.embed_tokens.weight")
+        head = weights.take("lm_head.weight") if weights.has("lm_head.weight") else embedding
+    else:
+        target = StockFrozenTarget(folder, torch.device("cpu"))
+        embedding, head = target.embedding, target.head
     if tuple(embedding.shape) != (config.vocab_size, config.hidden_size):
         raise ValueError(
             f"{folder}: embedding of shape {list(embedding.shape)}, the draft needs "

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from emberline.train.dataset import TokenRows
+from emberline.train.frozen import TrainingTarget
 from emberline.train.parallel import World
-from emberline.train.target import FrozenTarget
 
 SHARD_BYTES = 2**28
 AGREEMENT = 0.05  # of the largest state: what another batch shape or kernel may change
@@ -48,7 +48,7 @@ STATES = ("taps", "last")
 
 
 def cache_features(
-    target: FrozenTarget,
+    target: TrainingTarget,
     taps: Sequence[int],
     rows: TokenRows,
     split: str,
@@ -95,7 +95,7 @@ def cache_features(
 
 
 def _write_shard(
-    target: FrozenTarget, taps: Sequence[int], tokens: Tensor, path: Path, batch: int
+    target: TrainingTarget, taps: Sequence[int], tokens: Tensor, path: Path, batch: int
 ) -> None:
     found = []
     for part in tokens.split(batch):
@@ -110,7 +110,7 @@ def _write_shard(
 
 
 def _check_shard(
-    target: FrozenTarget, taps: Sequence[int], tokens: Tensor, path: Path, looks_inside: bool
+    target: TrainingTarget, taps: Sequence[int], tokens: Tensor, path: Path, looks_inside: bool
 ) -> None:
     remedy = "remove the folder, or give the data and target that it was made with"
     with safe_open(path, "pt") as shard:

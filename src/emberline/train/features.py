@@ -21,8 +21,8 @@ from torch import Tensor
 from emberline.train.blocks import Blocks, dense_mask, flex_mask, make_blocks, sample_anchors
 from emberline.train.config import DraftConfig, TrainConfig
 from emberline.train.dataset import Role, TokenRows
+from emberline.train.frozen import TrainingTarget
 from emberline.train.objectives import position_weights
-from emberline.train.target import FrozenTarget
 
 Features = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(rows' places in their split [S], tokens [S, L]) -> taps [S, L, A], last hidden [S, L, D]."""
@@ -88,7 +88,7 @@ def plan_step(
 
 def make_batch(
     plan: Plan,
-    target: FrozenTarget,
+    target: TrainingTarget,
     draft: DraftConfig,
     features: Features,
     build_mask: Callable[[Tensor, int, int], Any] | None = None,
@@ -113,19 +113,19 @@ def make_batch(
     )
 
 
-def fresh_features(target: FrozenTarget, taps: Sequence[int]) -> Features:
+def fresh_features(target: TrainingTarget, taps: Sequence[int]) -> Features:
     """Features computed by the target at every call."""
     return lambda _, tokens: target.features(tokens, taps)
 
 
 class GraphedFeatures:
-    """`FrozenTarget.features` captured as a CUDA graph for one shape of tokens.
+    """`TrainingTarget.features` captured as a CUDA graph for one shape of tokens.
 
     The small target is bound by launching its kernels; replaying them costs the host nothing. The
     result lives in the graph's memory and is overwritten by the next call.
     """
 
-    def __init__(self, target: FrozenTarget, taps: tuple[int, ...], shape: torch.Size) -> None:
+    def __init__(self, target: TrainingTarget, taps: tuple[int, ...], shape: torch.Size) -> None:
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=target.device)
         target.features(self.tokens, taps)  # compiles outside the capture
         torch.cuda.synchronize()
@@ -140,17 +140,21 @@ class GraphedFeatures:
         return self.result
 
 
-def tap_scale(rows: TokenRows, target: FrozenTarget, draft: DraftConfig, batch: int) -> Tensor:
+def tap_scale(rows: TokenRows, target: TrainingTarget, draft: DraftConfig, batch: int) -> Tensor:
     """One over each tap channel's root mean square over up to 256 rows, [A] float32.
 
     `batch` rows go through the target at once.
     """
     total = torch.zeros(draft.tap_width, device=target.device)
     count = 0
-    for tokens in rows.tokens[:256].split(batch):
+    for tokens, lens in zip(
+        rows.tokens[:256].split(batch), rows.lens[:256].split(batch), strict=True
+    ):
         taps, _ = target.features(tokens.to(target.device, torch.int64), draft.target_layer_ids)
-        # The first token is an attention sink with states a hundred times larger than any other.
-        seen = taps[:, 1:].float()
-        total += seen.square().sum(dim=(0, 1))
-        count += seen.shape[0] * seen.shape[1]
+        # The first token is an attention sink with states a hundred times larger than any other,
+        # and padding is no text.
+        at = torch.arange(1, tokens.shape[1], device=target.device)
+        seen = taps[:, 1:][at < lens.to(target.device)[:, None]].float()
+        total += seen.square().sum(dim=0)
+        count += len(seen)
     return torch.rsqrt(total / count + 1e-8)

@@ -26,6 +26,7 @@ class Objective(nn.Module):
     Args:
         model: the draft.
         head: [V, D] the target's output head, frozen.
+        logit_cap: c of a family whose logits are c * tanh(x / c), or None.
         loss: weights of the terms.
         angles: rotary angles by position, for the longest row and a block.
         half: compute the draft in bfloat16.
@@ -36,6 +37,7 @@ class Objective(nn.Module):
         self,
         model: Model,
         head: Tensor,
+        logit_cap: float | None,
         loss: LossConfig,
         angles: Tensor,
         *,
@@ -44,7 +46,7 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.head, self.config, self.angles = model, head, loss, angles
-        self.half = half
+        self.logit_cap, self.half = logit_cap, half
         self.backbone: Callable[..., Tensor] = model
         if compiled:
             self.backbone = torch.compile(model, dynamic=False)
@@ -77,6 +79,7 @@ class Objective(nn.Module):
             self.mix(progress),
             self.config.chunk_rows,
             self.rule,
+            self.logit_cap,
         )
         bce = torch.zeros((), device=loss.device)
         if confidence is not None:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from emberline.train.target import wide_linear
+from emberline.train.target import soft_capped, wide_linear
 
 
 def position_weights(valid: Tensor, factors: Sequence[float]) -> Tensor:
@@ -146,6 +146,7 @@ class _FusedLoss(torch.autograd.Function):
         mix: Mix,
         chunk: int,
         rule: Rule,
+        cap: float | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         dtype, width = head.dtype, hidden.shape[1]
         joined = hidden if latent is None else torch.cat((hidden, latent), dim=-1)
@@ -156,10 +157,10 @@ class _FusedLoss(torch.autograd.Function):
         parts: list[tuple[Tensor, ...]] = []
         for start in range(0, joined.shape[0], chunk):
             rows = slice(start, start + chunk)
-            target_logits = wide_linear(target_hidden[rows].to(dtype), head)
-            draft_logits = wide_linear(joined[rows], table)
+            target_logits = soft_capped(wide_linear(target_hidden[rows].to(dtype), head), cap)
+            draft_logits, slope = _draft_logits(joined[rows], table, width, cap)
             found = rule(draft_logits, target_logits, labels[rows], weights[rows], mix, dtype)
-            grad_joined[rows] = found.gradient @ table
+            grad_joined[rows] = _pulled_back(found.gradient, table, width, slope)
             if grad_w2 is not None:
                 grad_w2 += (found.gradient.t() @ joined[rows, width:]).to(grad_w2.dtype)
             parts.append((found.ce, found.l1, found.total, found.agree, found.hit))
@@ -174,7 +175,28 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         scaled = [None if t is None else t * grad_loss.to(t.dtype) for t in ctx.saved_tensors]
-        return (*scaled, None, None, None, None, None, None, None)
+        return (*scaled, *[None] * 8)
+
+
+def _draft_logits(
+    joined: Tensor, table: Tensor, width: int, cap: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """Logits of [hidden | latent] rows, and the slope of the cap, which is on the head's alone."""
+    if cap is None:
+        return wide_linear(joined, table), None
+    base = soft_capped(wide_linear(joined[:, :width], table[:, :width]), cap)
+    slope = 1 - (base / cap).square()
+    if joined.shape[1] > width:
+        base = base + wide_linear(joined[:, width:], table[:, width:])
+    return base, slope
+
+
+def _pulled_back(gradient: Tensor, table: Tensor, width: int, slope: Tensor | None) -> Tensor:
+    """A gradient in the draft's logits [N, V] as one in the [hidden | latent] rows."""
+    if slope is None:
+        return gradient @ table
+    under = (gradient * slope).to(gradient.dtype) @ table[:, :width]
+    return torch.cat((under, gradient @ table[:, width:]), dim=-1)
 
 
 def fused_loss(
@@ -188,10 +210,12 @@ def fused_loss(
     mix: Mix,
     chunk: int = 4096,
     rule: Rule = loss_and_gradient,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Weighted sum of the terms on logits without ever holding the logits of all rows.
 
-    The draft's logits are `hidden @ head.T + latent @ w2.T`, the target's `target_hidden @ head.T`.
+    The draft's logits are `hidden @ head.T + latent @ w2.T`, the target's `target_hidden @ head.T`;
+    a cap bounds what comes from the head.
 
     Args:
         hidden: [N, D] draft states; latent: [N, r] and w2: [V, r] of the Markov head, or None.
@@ -200,13 +224,14 @@ def fused_loss(
         labels: [N] int64; weights: [N], summing to 1; mix: of the terms.
         chunk: rows whose [rows, V] tensors exist at once.
         rule: `loss_and_gradient`, or a faster form of it.
+        cap: c of logits that are c * tanh(x / c), or None.
 
     Returns:
         The loss, a differentiable scalar; per row and detached: CE [N], L1 [N], whether the
         argmaxes of draft and target agree [N], whether the draft's argmax is the label [N].
     """
     return _FusedLoss.apply(  # type: ignore[no-any-return, no-untyped-call]
-        hidden, latent, w2, head, target_hidden, labels, weights, mix, chunk, rule
+        hidden, latent, w2, head, target_hidden, labels, weights, mix, chunk, rule, cap
     )
 
 

@@ -30,12 +30,13 @@ from emberline.train.dataset import TokenRows, load_rows
 from emberline.train.export import read_draft, write_full
 from emberline.train.feature_cache import cache_features
 from emberline.train.features import Features
+from emberline.train.frozen import TrainingTarget, load_frozen
 from emberline.train.parallel import World, joined
 from emberline.train.plot import plot_metrics
 from emberline.train.recipe import Recipe, to_toml
 from emberline.train.run_log import METRICS, Report, check_tensorboard
 from emberline.train.synthesize import synthesize
-from emberline.train.target import FrozenTarget
+from emberline.train.target import FrozenTarget, is_fast
 from emberline.train.trainer import CHECKPOINT, Trainer
 
 RECIPE = "run.toml"
@@ -95,8 +96,8 @@ class _Run:
         if data is None:
             data = out / "data"
             self._make_data(data)
-        target = FrozenTarget(self.model, self.device, compiled=compiled)
-        draft = draft_config(self.model, self.recipe.draft)
+        target = load_frozen(self.model, self.device, compiled=compiled)
+        draft = draft_config(self.model, target.config, self.recipe.draft)
         rows = load_rows(data, "train")
         has_held_out = any(data.glob("held_out_*.safetensors"))
         held_out = load_rows(data, "held_out") if has_held_out else None
@@ -134,6 +135,11 @@ class _Run:
                     "with `emberline train synthesize` and give --data"
                 )
             return
+        if not is_fast(read_json(self.model / "config.json")):
+            raise ValueError(
+                f"{self.model}: rows of this kind of target are sampled by the engine: make them "
+                "with `emberline train synthesize` and give --data"
+            )
         # The sampler captures graphs of its own shapes: it gets its own copy of the target, which
         # is gone before training starts.
         target = FrozenTarget(self.model, self.device)
@@ -146,7 +152,11 @@ class _Run:
             torch.cuda.empty_cache()
 
     def _cached(
-        self, target: FrozenTarget, draft: DraftConfig, rows: TokenRows, held_out: TokenRows | None
+        self,
+        target: TrainingTarget,
+        draft: DraftConfig,
+        rows: TokenRows,
+        held_out: TokenRows | None,
     ) -> Mapping[str, Features] | None:
         if self.recipe.features == "fresh":
             return None
@@ -175,12 +185,15 @@ class _Run:
         (self.out / RECIPE).write_text(to_toml(whole), encoding="utf-8")
 
 
-def draft_config(model: Path, changes: dict[str, Any]) -> DraftConfig:
-    """The draft's shape for the target in `model`, with a mask token chosen if it needs one."""
+def draft_config(model: Path, target: Mapping[str, Any], changes: dict[str, Any]) -> DraftConfig:
+    """The draft's shape for the target in `model`, with a mask token chosen if it needs one.
+
+    `target` is the target's config with all its defaults.
+    """
     if changes.get("mask_token_id") is None and changes.get("algorithm") != "eagle3":
         stops = generation_stop_ids(model)
         changes = {**changes, "mask_token_id": choose_mask(load_tokenizer(model), stops)}
-    return DraftConfig.for_target(read_json(model / "config.json"), **changes)
+    return DraftConfig.for_target(target, **changes)
 
 
 def choose_mask(tokenizer: Any, stop_ids: Collection[int]) -> int:

@@ -8,7 +8,7 @@ it, so that a fault in one shows up as disagreement with the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,31 @@ def finish(x: Tensor, attended: Tensor, layer: Layer, shape: Shape) -> Tensor:
     return x + F.linear(F.silu(gate) * up, layer.down)
 
 
+def is_fast(config: Mapping[str, Any]) -> bool:
+    """Whether `FrozenTarget` implements all of a model, by its config.json."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
+    odd = slides or rope.get("rope_type", rope.get("type", "default")) != "default"
+    odd = odd or config.get("attention_bias") or config.get("mlp_bias")
+    return (
+        config.get("model_type") in FAMILIES
+        and not odd
+        and config.get("hidden_act", "silu") == "silu"
+    )
+
+
 class FrozenTarget:
-    """A target's weights and its forward pass without a cache.
+    """A target's weights and its forward pass without a cache. Implements `TrainingTarget`.
 
     Args:
-        folder: a Hugging Face model folder of one of `FAMILIES`.
+        folder: a Hugging Face model folder of one of `FAMILIES`, with plain rotary embeddings and
+            without a sliding window.
         device: where it runs; bfloat16 on CUDA, float32 on a CPU unless `dtype` says otherwise.
         compiled: fuse the pieces with torch.compile (fixed batch shapes only).
     """
+
+    logit_cap: float | None = None
+    captures = True
 
     def __init__(
         self,
@@ -230,6 +247,11 @@ def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     if x.is_cuda and x.dtype != torch.float32:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return F.linear(x.float(), weight.float())
+
+
+def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
+    """c * tanh(logits / c) (Gemma 2); the logits themselves without a cap."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def _merge(module: Any, device: torch.device) -> Layer:

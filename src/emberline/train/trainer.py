@@ -29,6 +29,7 @@ from emberline.train.features import (
     plan_step,
     tap_scale,
 )
+from emberline.train.frozen import TrainingTarget
 from emberline.train.metrics import BlockStats
 from emberline.train.model import build_model
 from emberline.train.objective import Objective
@@ -36,7 +37,6 @@ from emberline.train.optim import make_optimisers, rate_at
 from emberline.train.parallel import World, unsynchronised
 from emberline.train.run_log import Report, RunLog
 from emberline.train.schedule import value_at
-from emberline.train.target import FrozenTarget
 
 CHECKPOINT = "checkpoint.pt"
 HELD_OUT_BATCHES = 8
@@ -59,7 +59,7 @@ class Trainer:
 
     def __init__(
         self,
-        target: FrozenTarget,
+        target: TrainingTarget,
         draft: DraftConfig,
         config: TrainConfig,
         train_rows: TokenRows,
@@ -98,6 +98,7 @@ class Trainer:
         self.objective = Objective(
             self.model,
             target.head,
+            target.logit_cap,
             config.loss,
             self.model.angles(self.rows.tokens.shape[1] + draft.block_size),
             half=_half(config, target.device),
@@ -247,7 +248,7 @@ class Trainer:
 
     def _own_features(self, per_share: int, compiled: bool) -> dict[str, Features]:
         taps = self.draft.target_layer_ids
-        if compiled and self.target.device.type == "cuda":
+        if compiled and self.target.captures and self.target.device.type == "cuda":
             shape = torch.Size((per_share, self.rows.tokens.shape[1]))
             graphed = GraphedFeatures(self.target, taps, shape)
             return {"train": graphed, "held_out": graphed}
