@@ -37,7 +37,7 @@ def _int(low: int, high: int) -> Values:
 
 def _matrix(rng: random.Random) -> list[list[int]]:
     rows, columns = rng.randint(2, 3), rng.randint(2, 3)
-    return [[rng.randint(0, 9) for _ in range(columns)] for _ in range(rows)]
+    return [[rng.randint(2, 19) for _ in range(columns)] for _ in range(rows)]
 
 
 def _scores(rng: random.Random) -> dict[str, int]:
