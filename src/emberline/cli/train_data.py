@@ -42,7 +42,7 @@ def synthesize(
         typer.Option(help="engine, or lockstep: faster on a GPU, self-written prompts alone."),
     ] = "auto",
     device: Annotated[
-        str, typer.Option(help="cuda, cpu, or auto: a GPU if there is one.")
+        str, typer.Option(help="cuda, cpu, or auto: lockstep on a GPU if there is one, else cpu.")
     ] = "auto",
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds of self-written prompts; 8 if absent.")
@@ -79,10 +79,11 @@ def synthesize(
         from emberline.train.config import SynthesisConfig
         from emberline.train.selection import Selection
 
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
         if sampler == "auto":
-            sampler = "lockstep" if device.startswith("cuda") and prompts is None else "engine"
+            sampler = "lockstep" if on_gpu and prompts is None else "engine"
+        if device == "auto":
+            device = "cuda" if on_gpu and sampler == "lockstep" else "cpu"
         if prompts is None and limit is not None:
             fail("--limit is of a file's prompts: give --prompts, or --rounds and --sample-batch")
         if prompts is not None and rounds is not None:
