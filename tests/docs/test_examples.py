@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from emberline.cli import make_app
 
@@ -88,11 +89,15 @@ def test_readme_tables_are_those_of_the_results():
 def test_documented_options_exist(page):
     """Every `emberline VERB ... --option` of the docs is an option of that verb."""
     text = re.sub(r"\\\n\s*", " ", page.read_text())
-    for verb, rest in re.findall(r"emberline (serve|generate|train|export)\b([^\n`]*)", text):
+    for verb, rest in re.findall(r"emberline (serve|generate|train|export|calibrate|eval)\b([^\n`]*)", text):
         for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", rest):
-            assert option in options_of(verb), (verb, option)
+            assert option in options_of(verb, rest), (verb, option)
 
 
-def options_of(verb: str) -> set[str]:
+def options_of(verb: str, rest: str) -> set[str]:
     command = typer.main.get_command(make_app(verb)).commands[verb]  # type: ignore[attr-defined]
+    if isinstance(command, TyperGroup):  # a verb with verbs of its own
+        words = rest.split()
+        name = words[0] if words and words[0] in command.commands else "run"
+        command = command.commands[name]
     return {"--help", *(name for parameter in command.params for name in parameter.opts)}

@@ -212,8 +212,8 @@ def default_taps(num_layers: int, count: int = 5) -> tuple[int, ...]:
 class SynthesisConfig:
     """What to sample from the target. Tokens made = rounds x batch_size x seq_len."""
 
-    rounds: int = 4
-    batch_size: int = 256
+    rounds: int = 8
+    batch_size: int = 4096
     seq_len: int = 512
     seed: int = 0
     plain_fraction: float = 0.06  # rows that continue plain text instead of chatting

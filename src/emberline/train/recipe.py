@@ -80,6 +80,8 @@ class Recipe:
         """The recipe as the tables of its file; what is None is left out."""
         training = dataclasses.asdict(self.training)
         loss, optim = training.pop("loss"), training.pop("optim")
+        if not self.draft.get("enable_confidence_head", True):
+            del loss["confidence"]  # it would be refused
         data = dataclasses.asdict(self.synthesis)
         data |= {"held_out_rows": self.held_out_rows, "features": self.features}
         tables = {"draft": self.draft, "data": data, "loss": loss, "optim": optim}
