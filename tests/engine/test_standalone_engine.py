@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from emberline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from emberline.drafters import StandaloneDrafter
@@ -190,6 +190,19 @@ def test_a_seeded_answer_is_the_same_cold_and_warm(target: Path, draft: Path) ->
     assert 0 < cold.last.stats.num_accepted < cold.last.stats.num_drafted
     assert warm.token_ids == cold.token_ids
     assert warm.last.stats == cold.last.stats
+
+
+def test_any_model_may_draft(target: Path, tmp_path: Path) -> None:
+    """One outside the fused families, for itself and for another."""
+    torch.manual_seed(2)
+    fields = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None}
+    config = Phi3Config(vocab_size=40, initializer_range=0.3, eos_token_id=None, **fields, **heads)
+    Phi3ForCausalLM(config).save_pretrained(tmp_path)
+    answer = ask(make(tmp_path, tmp_path, max_model_len=256), PROMPT, greedy(11))
+    assert [len(output.token_ids) for output in answer.outputs] == [1, 5, 5]
+    other = ask(make(target, tmp_path), PROMPT, greedy(11))
+    assert other.token_ids == ask(make(target, None), PROMPT, greedy(11)).token_ids
 
 
 def test_refusals_say_why(target: Path, tmp_path: Path) -> None:

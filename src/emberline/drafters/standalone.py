@@ -28,10 +28,9 @@ from emberline.batch import (
 )
 from emberline.cache.kv_pool import KVPool
 from emberline.layout import TokenLayout, Tokens
-from emberline.models.decoder import Decoder
-from emberline.models.decoder_config import DecoderConfig
+from emberline.models.load import load_target
 from emberline.models.target import Target
-from emberline.models.weights import ModelError, load_folder, read_json
+from emberline.models.weights import ModelError
 from emberline.sampling.keys import draw
 
 DEFAULT_DRAFTS = 4
@@ -193,14 +192,8 @@ def load_standalone(
     Raises:
         ModelError: it is not a model that can run here, or its vocabulary is not the target's.
     """
-    model = Decoder.load(
-        DecoderConfig.from_hf(read_json(folder / "config.json")),
-        load_folder(folder),
-        dtype=dtype,
-        device=device,
-        taps=(),
-        num_pages=num_pages,
-        page_size=page_size,
+    model = load_target(
+        folder, dtype=dtype, device=device, num_pages=num_pages, page_size=page_size
     )
     if model.vocab_size != target.vocab_size:
         raise ModelError(

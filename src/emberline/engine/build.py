@@ -20,9 +20,9 @@ from emberline.drafters.base import Drafter, KeepsKV
 from emberline.drafters.checkpoint import load_drafter, read_draft_config
 from emberline.drafters.dspark import DSparkDrafter
 from emberline.drafters.ngram import NGramDrafter
-from emberline.engine.build_target import build_target, resolve_backend
 from emberline.engine.engine import Engine
 from emberline.engine.step import StepParts
+from emberline.models.load import load_target, resolve_backend
 from emberline.models.self_check import COMPARED, ENDS, check_row_invariance
 from emberline.models.target import Target
 from emberline.models.weights import ModelError, read_json
@@ -121,7 +121,17 @@ def load_models(
     rule, taps = config.speculation.draft_slot_rule, ()
     if draft is not None:
         taps = read_draft_config(draft, rule, model_depth(model)).taps
-    target = build_target(model, config, dtype, num_pages, taps)
+    target = load_target(
+        model,
+        config.target_backend,
+        dtype=dtype,
+        device=config.device,
+        num_pages=num_pages,
+        page_size=page_size,
+        taps=taps,
+        max_model_len=config.scheduler.max_model_len,
+        poison_padding=config.poison_padding,
+    )
     if draft is None:
         by_text = config.speculation.drafter == "ngram"
         return target, NGramDrafter(drafts or 8) if by_text else None

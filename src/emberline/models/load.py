@@ -1,4 +1,4 @@
-"""From a model's folder and the settings to a target that runs.
+"""From a model's folder to a model that runs over pages.
 
 Owns the choice between the two paths: the fused decoder for its families, transformers' own
 modelling code for everything else. Must not know drafts.
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from emberline.batch import KVSpec
-from emberline.config import EngineConfig, TargetBackend
+from emberline.config import TargetBackend
 from emberline.models.decoder import Decoder
 from emberline.models.decoder_config import SUPPORTED_MODEL_TYPES, DecoderConfig
 from emberline.models.stock import StockTarget
@@ -30,46 +30,58 @@ def resolve_backend(folder: Path, wanted: TargetBackend) -> TargetBackend:
     return "fused" if kind in SUPPORTED_MODEL_TYPES else "stock"
 
 
-def build_target(
-    folder: Path, config: EngineConfig, dtype: torch.dtype, num_pages: int, taps: tuple[int, ...]
+def load_target(
+    folder: Path,
+    backend: TargetBackend = "auto",
+    *,
+    dtype: torch.dtype,
+    device: str,
+    num_pages: int,
+    page_size: int,
+    taps: tuple[int, ...] = (),
+    max_model_len: int | None = None,
+    poison_padding: bool = False,
 ) -> Target:
-    """The target in `folder`, with KV of `num_pages` pages.
+    """The model in `folder`, with KV of `num_pages` pages.
 
     Args:
         folder: a Hugging Face folder.
-        config: the engine's settings.
+        backend: what runs it.
         dtype: of weights, KV and computation.
+        device: torch device.
         num_pages: pages of the KV, the scratch page 0 included.
+        page_size: tokens a page.
         taps: layers whose output a draft reads.
+        max_model_len: most tokens a sequence may have; None for what the checkpoint allows.
+        poison_padding: padding rows hold NaN instead of zero.
 
     Raises:
         ModelError: the model is not understood, or the KV does not fit the machine.
         MemoryError, torch.OutOfMemoryError: there is not enough memory for it.
     """
-    page_size, limit = config.cache.page_size, config.scheduler.max_model_len
     num_slots = num_pages * page_size
-    if resolve_backend(folder, config.target_backend) == "fused":
+    if resolve_backend(folder, backend) == "fused":
         decoder = DecoderConfig.from_hf(read_json(folder / "config.json"))
-        check_kv_fits([decoder.kv_spec], num_slots, dtype, config.device)
+        check_kv_fits([decoder.kv_spec], num_slots, dtype, device)
         return Decoder.load(
             decoder,
             load_folder(folder),
             dtype=dtype,
-            device=config.device,
+            device=device,
             taps=taps,
             num_pages=num_pages,
             page_size=page_size,
-            max_model_len=limit,
-            poison_padding=config.poison_padding,
+            max_model_len=max_model_len,
+            poison_padding=poison_padding,
         )
-    stock = load_stock(folder, dtype=dtype, device=config.device, max_model_len=limit)
-    check_kv_fits(stock.kv_specs, num_slots, dtype, config.device)
+    stock = load_stock(folder, dtype=dtype, device=device, max_model_len=max_model_len)
+    check_kv_fits(stock.kv_specs, num_slots, dtype, device)
     target = StockTarget(
         stock,
         taps=taps,
         num_pages=num_pages,
         page_size=page_size,
-        poison_padding=config.poison_padding,
+        poison_padding=poison_padding,
     )
     check_against_plain(target)
     return target
