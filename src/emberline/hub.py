@@ -93,8 +93,9 @@ def resolve_draft(name: str | None, model: ModelFolder, *, progress: bool = True
     """The local folder of a draft checkpoint, or its GGUF file; None to run without one.
 
     Args:
-        name: a folder, a ``.gguf`` file or a Hugging Face id; "none" for no draft; None for the draft that comes
-            with the embedded default model, and no draft for any other model.
+        name: a folder, a ``.gguf`` file or a Hugging Face id, of a draft or of a small model;
+            "none" for no draft; None for the draft that comes with the embedded default model,
+            and no draft for any other model.
         model: the target, as `resolve_model` returned it.
         progress: show progress on standard error while something takes long.
 
@@ -109,8 +110,17 @@ def resolve_draft(name: str | None, model: ModelFolder, *, progress: bool = True
         return None
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
-        return path  # read as it is: a draft has no tokenizer to build
+        # A draft's is read as it is, for it has no tokenizer to build; a model's is converted.
+        return path if _holds_draft(path) else _from_gguf(path.resolve(), progress)
     return _folder_or_hub(name, "the draft", progress)[0]
+
+
+def _holds_draft(path: Path) -> bool:
+    """Whether a GGUF file is a draft, not a language model."""
+    from emberline.drafters.dialects.gguf import ARCHITECTURES
+    from emberline.models.gguf_file import read_gguf
+
+    return read_gguf(path).metadata.get("general.architecture") in ARCHITECTURES
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

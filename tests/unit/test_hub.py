@@ -9,6 +9,7 @@ import threading
 import zipfile
 from pathlib import Path
 
+import gguf
 import pytest
 
 from emberline import hub
@@ -294,6 +295,19 @@ def test_gguf_is_converted_once_and_again_when_it_changes(tmp_path, tiny_gguf, m
     assert (model.path / "emberline.json").stat().st_mtime_ns == stamp
     path.write_bytes(b"GGUF")
     assert "truncated or damaged" in error_of(str(path))
+
+
+def test_a_gguf_draft_is_a_draft_s_file_or_a_model_s(tmp_path, tiny_gguf):
+    other = ModelFolder(tmp_path, "other", "folder")
+    converted = resolve_draft(str(tiny_gguf), other, progress=False)
+    assert converted == resolve_model(str(tiny_gguf), progress=False).path
+    for architecture in ("dflash", "eagle3"):
+        draft = tmp_path / f"{architecture}.gguf"
+        writer = gguf.GGUFWriter(draft, architecture)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        assert resolve_draft(str(draft), other, progress=False) == draft
 
 
 def test_progress_goes_to_standard_error(tiny_gguf, capsys):
