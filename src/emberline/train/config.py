@@ -217,7 +217,7 @@ class SynthesisConfig:
     seq_len: int = 512
     seed: int = 0
     plain_fraction: float = 0.06  # rows that continue plain text instead of chatting
-    question_fraction: float = 0.0  # chats whose first user turn is a given question
+    question_fraction: float = 0.6  # chats whose first user turn is a given question
     opening_fraction: float = 0.85  # of the other chats: the first user turn starts as given
     system_fraction: float = 0.10  # chats with another system prompt than the template's
     user_limit: int = 160  # tokens after which a user turn is closed

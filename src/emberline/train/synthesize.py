@@ -20,6 +20,7 @@ from torch import Tensor
 from emberline.train.config import SynthesisConfig
 from emberline.train.dataset import Role, TokenRows
 from emberline.train.openings import OPENINGS, PLAIN, SYSTEM_PROMPTS
+from emberline.train.questions import make_question
 from emberline.train.target import FrozenTarget, Lockstep
 
 MARK_USER = "\u0001user\u0001"
@@ -103,8 +104,6 @@ def _start(script: TurnScript, config: SynthesisConfig, rng: random.Random) -> t
     if rng.random() < config.system_fraction:
         text = rng.choice(script.other_systems)
     if rng.random() < config.question_fraction:
-        from emberline.train.questions import make_question
-
         return text + make_question(rng), Role.ANSWER
     if rng.random() < config.opening_fraction:
         text += rng.choice(OPENINGS)
