@@ -13,12 +13,13 @@ from transformers import LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from emberline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from emberline.drafters import StandaloneDrafter
-from emberline.drafters.checkpoint import read_draft_config
+from emberline.drafters.checkpoint import load_drafter, read_draft_config
 from emberline.engine.build import build_engine
 from emberline.engine.engine import Engine
 from emberline.models.weights import ModelError
 from emberline.types import Request, SamplingParams
 
+from support.drafter_world import TinyTarget
 from support.engines import Answer, ask, collect, run
 from support.tiny_standalone import save_tiny_model
 
@@ -209,6 +210,18 @@ def test_refusals_say_why(target: Path, tmp_path: Path) -> None:
     other = save_tiny_model(tmp_path / "other", vocab_size=41)
     with pytest.raises(ModelError, match=r"other: has a vocabulary of 41, the target of 40"):
         make(target, other)
+    with pytest.raises(ModelError, match="a slot rule is of block drafts"):
+        read_draft_config(other, "anchor")
+    with pytest.raises(ModelError, match="calibrated, but without confidences"):
+        load_drafter(
+            target,
+            TinyTarget(),
+            dtype=torch.float32,
+            device="cpu",
+            num_pages=2,
+            page_size=PAGE,
+            confidence_temperatures=(1.0,) * 4,
+        )
 
 
 def test_the_class_is_the_tables(target: Path) -> None:

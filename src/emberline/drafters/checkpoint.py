@@ -41,7 +41,7 @@ def read_draft_config(
         ModelError: there is no draft of a supported dialect; the message says which dialect or
             field is in the way.
     """
-    if _is_language_model(path):
+    if _is_language_model(path, slot_rule):
         return StandaloneConfig()
     return read_geometry(read_checkpoint(path, slot_rule, target_depth))
 
@@ -70,7 +70,7 @@ def load_drafter(
             temperatures for another block.
     """
     path = Path(path)
-    if _is_language_model(path):
+    if _is_language_model(path, slot_rule):
         if confidence_temperatures is not None:
             raise _no_confidences(str(path))
         return load_standalone(
@@ -227,9 +227,13 @@ def _temperatures(source: str, config: DraftConfig, given: Sequence[float]) -> t
     return tuple(given)
 
 
-def _is_language_model(path: Path) -> bool:
+def _is_language_model(path: Path, slot_rule: SlotRule | None) -> bool:
     path = Path(path)
-    return path.suffix != ".gguf" and is_language_model(read_json(path / "config.json"))
+    if path.suffix == ".gguf" or not is_language_model(read_json(path / "config.json")):
+        return False
+    if slot_rule is not None:
+        raise ModelError(f"{path}: a slot rule is of block drafts, this is a model: leave it out")
+    return True
 
 
 def _no_confidences(source: str) -> ModelError:
