@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from emberline.train.blocks import make_blocks
-from emberline.train.dataset import Role
+from emberline.train.config import DraftConfig
+from emberline.train.dataset import Role, TokenRows
 from emberline.train.dialogues import Dialogue
+from emberline.train.features import tap_scale
 from emberline.train.selection import Sampled, Selection, first_answer, pad, prompt_digest, select
+from emberline.train.target import FrozenTarget
 
 F, U, A, P = (int(role) for role in (Role.FORCED, Role.USER, Role.ANSWER, Role.PLAIN))
 
@@ -95,3 +98,14 @@ def test_padding_is_never_predicted() -> None:
     ).all()
     predicted = {int(token) for token in blocks.labels[blocks.valid]}
     assert predicted == set(range(10, 18))
+
+
+def test_taps_are_measured_on_text_alone(
+    target: FrozenTarget, draft: DraftConfig, rows: TokenRows
+) -> None:
+    """Padded rows give the scale of the same rows without padding."""
+    dialogues = [
+        Dialogue(tuple(tokens), (A,) * len(tokens)) for tokens in rows.tokens[:8, :24].tolist()
+    ]
+    padded = tap_scale(pad(dialogues, 40), target, draft, batch=3)
+    torch.testing.assert_close(padded, tap_scale(pad(dialogues, 24), target, draft, batch=3))

@@ -76,12 +76,16 @@ def synthesize(
         import torch
 
         from emberline.hub import resolve_model
+        from emberline.models.weights import read_json
         from emberline.train.config import SynthesisConfig
         from emberline.train.selection import Selection
+        from emberline.train.target import is_fast
 
+        folder = resolve_model(model)
         on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
         if sampler == "auto":
-            sampler = "lockstep" if on_gpu and prompts is None else "engine"
+            can = on_gpu and prompts is None and is_fast(read_json(folder.path / "config.json"))
+            sampler = "lockstep" if can else "engine"
         if device == "auto":
             device = "cuda" if on_gpu and sampler == "lockstep" else "cpu"
         if prompts is None and limit is not None:
@@ -97,7 +101,6 @@ def synthesize(
                 seed,
             )
             selection = Selection(min_answer, same_tokens, held_out)
-            folder = resolve_model(model)
             if sampler == "lockstep":
                 _check_lockstep(prompts, max_answer)
                 _lockstep(folder, out, config, device, held_out)

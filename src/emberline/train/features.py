@@ -147,14 +147,14 @@ def tap_scale(rows: TokenRows, target: TrainingTarget, draft: DraftConfig, batch
     """
     total = torch.zeros(draft.tap_width, device=target.device)
     count = 0
-    for tokens, lens in zip(
-        rows.tokens[:256].split(batch), rows.lens[:256].split(batch), strict=True
-    ):
-        taps, _ = target.features(tokens.to(target.device, torch.int64), draft.target_layer_ids)
+    for start in range(0, min(rows.num_rows, 256), batch):
+        some = slice(start, min(start + batch, 256))
+        part = TokenRows(rows.tokens[some], rows.roles[some]).to(target.device)
+        taps, _ = target.features(part.tokens.to(torch.int64), draft.target_layer_ids)
         # The first token is an attention sink with states a hundred times larger than any other,
         # and padding is no text.
-        at = torch.arange(1, tokens.shape[1], device=target.device)
-        seen = taps[:, 1:][at < lens.to(target.device)[:, None]].float()
+        at = torch.arange(1, part.tokens.shape[1], device=target.device)
+        seen = taps[:, 1:][at < part.lens[:, None]].float()
         total += seen.square().sum(dim=0)
         count += len(seen)
     return torch.rsqrt(total / count + 1e-8)
