@@ -26,7 +26,7 @@ def generate(
         typer.Option(help="Folder, .gguf file or Hugging Face id; the embedded model if absent."),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(help="Draft checkpoint: folder or id, or 'none'.")
+        str | None, typer.Option(help="Draft or small model: folder, .gguf file or id; or 'none'.")
     ] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="No speculation.")] = False,
     drafter: Annotated[

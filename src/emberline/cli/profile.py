@@ -29,7 +29,7 @@ def profile(
         typer.Argument(help="Folder, .gguf file or Hugging Face id; the embedded model if absent."),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(help="Draft checkpoint: folder or id, or 'none'.")
+        str | None, typer.Option(help="Draft or small model: folder, .gguf file or id; or 'none'.")
     ] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
     target_backend: Annotated[

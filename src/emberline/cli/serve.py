@@ -28,7 +28,7 @@ def serve(
         typer.Argument(help="Folder, .gguf file or Hugging Face id; the embedded model if absent."),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(help="Draft checkpoint: folder or id, or 'none'.")
+        str | None, typer.Option(help="Draft or small model: folder, .gguf file or id; or 'none'.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,

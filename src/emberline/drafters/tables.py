@@ -121,7 +121,7 @@ def draft_ids(weights: Weights, vocab_size: int) -> Tensor:
             f"{weights.source}: d2t leads to id {int(ids.max()) if ids.numel() else None}, the "
             f"target's vocabulary has {vocab_size}"
         )
-    if len(ids.unique()) != len(ids):
+    if len(torch.unique(ids)) != len(ids):
         raise ModelError(f"{weights.source}: d2t names a target id twice")
     if weights.has("t2d"):
         kept = weights.take("t2d", (vocab_size,)).bool()

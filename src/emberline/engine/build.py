@@ -118,7 +118,8 @@ def load_models(
         MemoryError, torch.OutOfMemoryError: there is not enough memory for them.
     """
     page_size, drafts = config.cache.page_size, config.speculation.num_draft_tokens
-    rule, taps = config.speculation.draft_slot_rule, ()
+    rule = config.speculation.draft_slot_rule
+    taps: tuple[int, ...] = ()
     if draft is not None:
         taps = read_draft_config(draft, rule, model_depth(model)).taps
     target = load_target(
