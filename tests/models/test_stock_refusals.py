@@ -47,7 +47,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"num_experts": 4, "shared_expert_intermediate_size": 24, **EXPERTS, **LINEAR},
         r"layer 0.*\(linear_attention\)",
     ),
-    "state beside attention": ("falcon_h1", {"mamba_d_ssm": 64, "mamba_n_heads": 4}, "off its own"),
     "chunks": (
         "llama4_text",
         {"num_local_experts": 2, "attention_chunk_size": 16, "intermediate_size_mlp": 96},
@@ -64,6 +63,25 @@ def test_architectures(case: str, tmp_path: Path) -> None:
     family, fields, message = REFUSED[case]
     save_model(tmp_path, family, **fields)
     with pytest.raises(ModelError, match=message):
+        load(tmp_path)
+
+
+def test_state_beside_attention(tmp_path: Path) -> None:
+    """Nothing in the calls of attention tells of it: the comparison does."""
+    save_model(tmp_path, "olmo2")
+    stock = load_stock(tmp_path, dtype=torch.float32, device="cpu")
+    target = StockTarget(stock, taps=(), num_pages=9, page_size=16)
+    check_against_plain(target)
+    stock.blocks[1].mlp.register_forward_hook(lambda _m, _a, out: out + 0.5 * out.roll(1, 1))
+    with pytest.raises(ModelError, match="over pages is off its own logits by 0"):
+        check_against_plain(target)
+
+
+def test_damaged_weights_are_called_that(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "olmo2")
+    model.lm_head.weight.data[5] = torch.inf
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="not finite"):
         load(tmp_path)
 
 

@@ -71,6 +71,8 @@ def check_against_plain(target: StockTarget) -> None:
             start += count
     for pool in target.kv_pools:
         pool.clear(pages)
+    if not bool(want.isfinite().all()):
+        raise ModelError("the model's logits are not finite: its weights are damaged, or overflow")
     error = (torch.cat(got) - want).abs().amax(-1) / want.abs().amax(-1).clamp_min(1e-6)
     # The first step has seen no pages yet.
     median = float(error[CHECK_CUTS[0] :].nan_to_num(torch.inf).median())

@@ -70,7 +70,8 @@ def headed(model: Any, blocks: nn.ModuleList) -> Any:
 
 def _path(model: Any, blocks: nn.ModuleList) -> list[str]:
     names = {id(module): name for name, module in model.named_modules()}
-    return names[id(blocks)].split(".")[:-1]
+    name: str = names[id(blocks)]
+    return name.split(".")[:-1]
 
 
 def _note(kwargs: Mapping[str, Any], tap: int, hidden: Tensor) -> None:

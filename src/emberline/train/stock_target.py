@@ -141,8 +141,7 @@ def _scaled_head(model: Any) -> Tensor:
     """[V, D] the output head with the factor that the family puts on logits."""
     weight: Tensor = model.get_output_embeddings().weight.detach()
     config = model.config
-    if getattr(config, "logits_scaling", None) is not None:
-        return weight / config.logits_scaling
-    if getattr(config, "logit_scale", None) is not None:
-        return weight * config.logit_scale
-    return weight
+    divisor, factor = (getattr(config, name, None) for name in ("logits_scaling", "logit_scale"))
+    if divisor is not None:
+        return weight / float(divisor)
+    return weight if factor is None else weight * float(factor)
