@@ -70,5 +70,5 @@ def test_shares_are_disjoint_and_whole():
     shares = [World(rank, 3).shares(24, 2) for rank in range(3)]
     taken = [row for own in shares for share in own for row in range(24)[share]]
     assert taken == list(range(24))
-    with pytest.raises(ValueError, match="seqs_per_step 8 must be a multiple of 6: 3 processes"):
+    with pytest.raises(ValueError, match="seqs_per_step 8 must be a multiple of 6: processes 3"):
         World(0, 3).shares(8, 2)

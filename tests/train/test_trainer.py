@@ -12,9 +12,9 @@ import torch
 from emberline.train.config import DraftConfig, LossConfig, OptimConfig, TrainConfig
 from emberline.train.dataset import TokenRows
 from emberline.train.optim import orthogonalise, rate_at
-from emberline.train.run_log import METRICS
+from emberline.train.run_log import METRICS, read_lines
 from emberline.train.target import FrozenTarget
-from emberline.train.trainer import Trainer
+from emberline.train.trainer import CHECKPOINT, Trainer
 
 SMALL = TrainConfig(steps=12, seqs_per_step=4, anchors=8, log_every=4, eval_every=6, save_every=6)
 
@@ -75,6 +75,110 @@ def test_resumed_run_ends_with_the_same_weights(
         for path in (tmp_path / "whole" / METRICS, tmp_path / "parts" / METRICS)
     ]
     assert set(steps[0]) <= set(steps[1])  # the stop itself is reported once more
+
+
+@pytest.mark.parametrize("head", ["vanilla", "eagle3"])
+def test_parts_of_a_step_add_up_to_it(
+    head: str, target: FrozenTarget, draft: DraftConfig, rows: TokenRows, tmp_path: Path
+):
+    if head == "eagle3":
+        draft = as_eagle(draft)
+    whole = build(target, draft, rows, tmp_path / "whole", seqs_per_step=8, log_every=1)
+    parts = build(
+        target, draft, rows, tmp_path / "parts", seqs_per_step=8, log_every=1, accumulate=4
+    )
+    whole.run()
+    parts.run()
+    curves = [read_lines(tmp_path / name / METRICS) for name in ("whole", "parts")]
+    for left, right in zip(*curves, strict=True):
+        assert left["loss"] == pytest.approx(right["loss"], abs=1e-5)
+        assert left["acceptance"] == pytest.approx(right["acceptance"], abs=1e-5)
+
+
+def test_parts_must_divide_the_step(
+    target: FrozenTarget, draft: DraftConfig, rows: TokenRows, tmp_path: Path
+):
+    with pytest.raises(ValueError, match="4 must be a multiple of 3: processes 1 x accumulate 3"):
+        build(target, draft, rows, tmp_path, accumulate=3)
+
+
+def test_weights_of_terms_follow_their_schedules(
+    target: FrozenTarget, draft: DraftConfig, rows: TokenRows, tmp_path: Path
+):
+    loss = LossConfig(
+        ce=((0.0, 1.0), (0.5, 1.0), (0.5, 0.1)), l1=((0.0, 0.0), (1.0, 0.9)), confidence=0.0
+    )
+    trainer = build(target, draft, rows, tmp_path, log_every=1, eval_every=100, loss=loss)
+    trainer.run()
+    lines = [line for line in read_lines(tmp_path / METRICS) if line["split"] == "train"]
+    assert [line["ce_weight"] for line in lines] == [1.0] * 6 + [0.1] * 6
+    rising = [0.9 * done / 12 for done in range(12)]
+    assert [line["l1_weight"] for line in lines] == pytest.approx(rising)
+    # The trainer's losses are weighted by position, the lines' terms are not.
+    for line in lines:
+        mixed = line["ce_weight"] * line["ce"] + line["l1_weight"] * line["l1"]
+        assert line["loss"] == pytest.approx(mixed, rel=0.1)
+
+
+def test_moving_average_is_what_is_measured_and_exported(
+    target: FrozenTarget, draft: DraftConfig, rows: TokenRows, tmp_path: Path
+):
+    optim = OptimConfig(ema=0.5, warmup=2)
+    trainer = build(target, draft, rows, tmp_path, optim=optim)
+    by_hand = trainer.model.fc.weight.detach().clone()
+    for step in range(1, 13):
+        trainer.train_step()
+        keep = min(0.5, (1 + step) / (10 + step))
+        by_hand = keep * by_hand + (1 - keep) * trainer.model.fc.weight.detach()
+    own = trainer.model.fc.weight.detach().clone()
+    found = trainer.evaluate()
+    assert torch.equal(trainer.model.fc.weight, own)  # put back
+    trainer.save()
+    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    torch.testing.assert_close(state["model"]["fc.weight"], by_hand)
+    assert torch.equal(state["weights"]["fc.weight"], own)
+    trainer.model.load_state_dict(state["model"])
+    trainer.average = None
+    assert trainer.evaluate() == found
+    with pytest.raises(ValueError, match=r"was made with optim\.ema"):
+        build(target, draft, rows, tmp_path)
+
+
+def test_bfloat16_is_an_option_on_every_device(
+    target: FrozenTarget, draft: DraftConfig, rows: TokenRows, tmp_path: Path
+):
+    plain = build(target, draft, rows, tmp_path / "plain").train_step().summary()
+    half = build(target, draft, rows, tmp_path / "half", precision="bfloat16")
+    found = half.train_step().summary()
+    assert found["ce"] != plain["ce"]
+    assert found["ce"] == pytest.approx(plain["ce"], rel=0.02)
+    assert half.model.fc.weight.dtype == torch.float32
+
+
+def test_tensorboard_has_every_number_of_the_lines(
+    target: FrozenTarget, draft: DraftConfig, rows: TokenRows, tmp_path: Path
+):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    Trainer(target, draft, SMALL, rows, rows, tmp_path, tensorboard=True).run()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    for line in read_lines(tmp_path / METRICS):
+        for tag, value in (("ce", line["ce"]), ("acceptance/2", line["acceptance"][1])):
+            seen = {event.step: event.value for event in events.Scalars(f"{line['split']}/{tag}")}
+            assert seen[line["step"]] == pytest.approx(value)
+
+
+def as_eagle(draft: DraftConfig) -> DraftConfig:
+    return dataclasses.replace(
+        draft,
+        algorithm="eagle3",
+        num_hidden_layers=1,
+        markov_rank=0,
+        enable_confidence_head=False,
+        mask_token_id=None,
+    )
 
 
 def test_lines_after_the_checkpoint_are_dropped(

@@ -191,7 +191,8 @@ def _block(
             return logits
         state = torch.zeros_like(embedded) if state is None else state
         state, latent = model.markov_head.advance(state, at_slot, embedded)
-        return logits + model.markov_head.markov_w2(latent)
+        bias: Tensor = model.markov_head.markov_w2(latent)
+        return logits + bias
 
     return next_logits
 

@@ -58,7 +58,7 @@ class Attention(nn.Module):
         """One step of every chain. x [S, n, 2D]; the step's own keys are in `chains` already."""
         query = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim)))
         query = self._turn(query, chains.angles[chains.positions]).to(chains.keys.dtype)
-        query = query.unflatten(2, (self.kv_heads, -1))  # [S, n, Hkv, G, Dh]
+        query = query.view(*x.shape[:2], self.kv_heads, -1, self.head_dim)  # [S, n, Hkv, G, Dh]
         scores = torch.einsum("snkgd,slkd->snkgl", query, chains.keys).float()
         scores = scores.masked_fill(chains.hides[:, :, None, None], float("-inf"))
         if chains.own_keys:
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         num_seqs, count = x.shape[:2]
         flat = angles.expand(num_seqs, -1, -1).flatten(0, 1)
         turned = rotate(x.flatten(0, 1), flat.cos(), flat.sin())
-        return turned.unflatten(0, (num_seqs, count))
+        return turned.view(num_seqs, count, *turned.shape[1:])
 
 
 class Layer(nn.Module):
@@ -187,8 +187,8 @@ class Eagle3Model(nn.Module):
             [S, R, D].
         """
         size = self.config.block_size
-        steps = block.unflatten(1, (-1, size))  # [S, n, K, D]
-        anchors = positions.unflatten(1, (-1, size))[..., 0].clamp(min=1)
+        steps = block.view(block.shape[0], -1, size, block.shape[-1])  # [S, n, K, D]
+        anchors = positions[:, ::size].clamp(min=1)
         chains = self.begin(taps, embedded, anchors, angles)
         found = []
         for step in range(size):

@@ -98,7 +98,7 @@ def _write_shard(
     target: TrainingTarget, taps: Sequence[int], tokens: Tensor, path: Path, batch: int
 ) -> None:
     found = []
-    for part in tokens.split(batch):
+    for part in torch.split(tokens, batch):
         states = target.features(part.to(target.device, torch.int64), taps)
         found.append([state.cpu() for state in states])
     tensors = {"tokens": tokens.cpu().int().contiguous()}

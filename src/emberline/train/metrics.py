@@ -36,7 +36,7 @@ class BlockStats:
     def like(self, flat: Tensor) -> BlockStats:
         """The sums in a row of `flat`, in the shapes of these."""
         fields = [getattr(self, name) for name in self.__slots__]
-        parts = flat.split([field.numel() for field in fields])
+        parts = torch.split(flat, [field.numel() for field in fields])
         return BlockStats(*(part.view_as(f) for part, f in zip(parts, fields, strict=True)))
 
     def summary(self) -> dict[str, float | list[float]]:

@@ -29,7 +29,7 @@ class Objective(nn.Module):
         logit_cap: c of a family whose logits are c * tanh(x / c), or None.
         loss: weights of the terms.
         angles: rotary angles by position, for the longest row and a block.
-        half: compute the draft in bfloat16.
+        bfloat16: compute the draft in bfloat16.
         compiled: compile the draft (fixed shapes).
     """
 
@@ -41,12 +41,12 @@ class Objective(nn.Module):
         loss: LossConfig,
         angles: Tensor,
         *,
-        half: bool = False,
+        bfloat16: bool = False,
         compiled: bool = False,
     ) -> None:
         super().__init__()
         self.model, self.head, self.config, self.angles = model, head, loss, angles
-        self.logit_cap, self.half = logit_cap, half
+        self.logit_cap, self.autocasts = logit_cap, bfloat16
         self.backbone: Callable[..., Tensor] = model
         if compiled:
             self.backbone = torch.compile(model, dynamic=False)
@@ -62,7 +62,7 @@ class Objective(nn.Module):
         `progress` (0 .. 1) is how much of the run is done: weights may be scheduled.
         """
         valid = batch.blocks.valid.flatten(0, 1)  # [N, K]
-        with torch.autocast(self.head.device.type, torch.bfloat16, enabled=self.half):
+        with torch.autocast(self.head.device.type, torch.bfloat16, enabled=self.autocasts):
             hidden = self.backbone(
                 batch.taps, batch.embedded, batch.blocks.positions, self.angles, batch.context
             ).view(*valid.shape, -1)

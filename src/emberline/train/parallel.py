@@ -39,8 +39,8 @@ class World:
         pieces = self.size * parts
         if rows % pieces:
             raise ValueError(
-                f"seqs_per_step {rows} must be a multiple of {pieces}: {self.size} processes, "
-                f"accumulate {parts}"
+                f"seqs_per_step {rows} must be a multiple of {pieces}: "
+                f"processes {self.size} x accumulate {parts}"
             )
         width = rows // pieces
         first = self.rank * parts

@@ -177,7 +177,10 @@ def _read_file(path: Path) -> Layers:
 
 def _build(tables: Layers) -> Recipe:
     data = dict(tables.get("data", {}))
-    own = {key: data.pop(key) for key in ("held_out_rows", "features") if key in data}
+    own: dict[str, Any] = {}
+    for key in ("held_out_rows", "features"):
+        if key in data:
+            own[key] = data.pop(key)
     training = _values("train", tables.get("train", {}), TrainConfig)
     parts = {"loss": LossConfig, "optim": OptimConfig}
     for name, kind in parts.items():

@@ -64,7 +64,7 @@ def _event_writer(folder: Path, step: int) -> Any:
     check_tensorboard()
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def _scalars(line: dict[str, Any]) -> list[tuple[str, float]]:

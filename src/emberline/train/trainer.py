@@ -101,7 +101,7 @@ class Trainer:
             target.logit_cap,
             config.loss,
             self.model.angles(self.rows.tokens.shape[1] + draft.block_size),
-            half=_half(config, target.device),
+            bfloat16=_in_bfloat16(config, target.device),
             compiled=compiled,
         )
         self.wrapped = self.world.wrap(self.objective)
@@ -114,7 +114,7 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """How much of the run is done, 0 .. 1."""
+        """How much of the run is done before the next step, 0 .. 1."""
         return self.step / self.config.steps
 
     def run(self, report: Report | None = None, until: int | None = None) -> None:
@@ -277,9 +277,10 @@ class Trainer:
         config = self.config
         rate = (self.step - first) / (time.perf_counter() - started)
         slots = config.seqs_per_step * config.anchors * self.draft.block_size
-        factor = rate_at(self.step, config.steps, config.optim.warmup)
+        last = self.step - 1  # rates and weights are those of the last step
+        factor = rate_at(last, config.steps, config.optim.warmup)
         weights = {
-            f"{name}_weight": value_at(getattr(config.loss, name), self.progress)
+            f"{name}_weight": value_at(getattr(config.loss, name), last / config.steps)
             for name in SCHEDULED
         }
         return {
@@ -300,7 +301,7 @@ class Trainer:
                 report(line)
 
 
-def _half(config: TrainConfig, device: torch.device) -> bool:
+def _in_bfloat16(config: TrainConfig, device: torch.device) -> bool:
     """Whether the draft computes in bfloat16."""
     if config.precision == "auto":
         return device.type == "cuda"
