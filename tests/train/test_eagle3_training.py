@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from emberline.config import CacheConfig, EngineConfig, SpeculationConfig
+from emberline.engine.build import build_engine
 from emberline.train.acceptance import draft_block, measure
 from emberline.train.config import DraftConfig, LossConfig, OptimConfig, TrainConfig
 from emberline.train.dataset import TokenRows
@@ -17,12 +19,19 @@ from emberline.train.export import checkpoint_tensors, load_model, read_draft, w
 from emberline.train.features import make_batch, plan_step
 from emberline.train.target import FrozenTarget
 from emberline.train.trainer import CHECKPOINT, Trainer
+from emberline.types import Request, SamplingParams
+
+from support.engines import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture
 def eagle(target: FrozenTarget) -> DraftConfig:
+    return eagle_of(target)
+
+
+def eagle_of(target: FrozenTarget) -> DraftConfig:
     return DraftConfig.for_target(
         target.config,
         algorithm="eagle3",
@@ -102,10 +111,10 @@ def test_a_first_token_without_anything_before_it_is_not_trained_on(
     assert ratios.tolist() == pytest.approx([1.0, 0.8, 0.64, 0.512])
 
 
-@pytest.mark.parametrize("loss", [LossConfig(0.0, 0.0, soft_ce=1.0), LossConfig()])
-def test_learns_its_rows_and_decodes_them(
-    loss: LossConfig, target: FrozenTarget, eagle: DraftConfig, rows: TokenRows, tmp_path: Path
-):
+@pytest.fixture(scope="module")
+def trained(
+    target: FrozenTarget, rows: TokenRows, tmp_path_factory: pytest.TempPathFactory
+) -> Trainer:
     few = TokenRows(rows.tokens[:4], rows.roles[:4])
     config = TrainConfig(
         steps=150,
@@ -113,24 +122,54 @@ def test_learns_its_rows_and_decodes_them(
         anchors=24,
         eval_every=150,
         save_every=150,
-        loss=loss,
+        loss=LossConfig(0.0, 0.0, soft_ce=1.0),
         optim=OptimConfig(adam_lr=1e-2, warmup=10),
     )
-    trainer = Trainer(target, eagle, config, few, few, tmp_path)
+    trainer = Trainer(target, eagle_of(target), config, few, few, tmp_path_factory.mktemp("run"))
     trainer.run()
-    after = trainer.evaluate()
+    return trainer
+
+
+def test_learns_its_rows_and_decodes_them(target: FrozenTarget, trained: Trainer):
+    after = trained.evaluate()
     assert after is not None
     assert min(after["agreement"]) > 0.8
-    draft, tensors = read_draft(tmp_path / CHECKPOINT)
-    assert draft == eagle
+    draft, tensors = read_draft(trained.folder / CHECKPOINT)
+    assert draft == trained.draft
     model = load_model(draft, tensors)
-    prompts = [row[:8].tolist() for row in few.tokens]
-    for temperature in (0.0, 1.0):
+    tokens = trained.rows.tokens
+    prompts = [row[:8].tolist() for row in tokens]
+    for temperature, least in ((0.0, 3.5), (1.0, 1.4)):
         found = measure(target, model, prompts, 20, temperature, ())
-        length = sum(run.emitted for run in found) / sum(run.steps for run in found)
-        assert length > (3.5 if temperature == 0 else 1.4)
+        assert sum(one.emitted for one in found) / sum(one.steps for one in found) > least
     greedy = measure(target, model, prompts, 20, 0.0, ())
-    assert [list(run.output_ids) for run in greedy] == few.tokens[:, 8:28].tolist()
+    assert [list(one.output_ids) for one in greedy] == tokens[:, 8:28].tolist()
+
+
+def test_exported_draft_serves_as_it_was_trained(
+    target: FrozenTarget, target_folder: Path, trained: Trainer, tmp_path: Path
+):
+    draft, tensors = read_draft(trained.folder / CHECKPOINT)
+    write_full(tmp_path, draft, tensors, target.embedding, target.head)
+    engine = build_engine(
+        target_folder,
+        tmp_path,
+        EngineConfig(
+            dtype="float32",
+            threads=1,
+            cache=CacheConfig(num_tokens=512),
+            speculation=SpeculationConfig(planner="verify_all"),
+        ),
+        eos_ids=frozenset(),
+    )
+    tokens, params = trained.rows.tokens, SamplingParams(temperature=0, max_tokens=21)
+    requests = [Request(str(n), tuple(tokens[n, :8].tolist()), params) for n in range(4)]
+    answers = run(engine, requests)
+    assert [answers[str(n)].token_ids for n in range(4)] == tokens[:, 8:29].tolist()
+    model = load_model(draft, read_draft(tmp_path)[1])
+    begun = [tokens[n, :9].tolist() for n in range(4)]  # the prefill emits a token
+    found = measure(target, model, begun, 20, 0.0, ())
+    assert engine.snapshot().num_verify_steps == sum(result.steps for result in found)
 
 
 def test_exported_folder_has_the_names_of_the_dialect(
