@@ -9,15 +9,16 @@ import typer
 
 from emberline.cli.settings import fail, one_line_errors
 
-Form = Literal["full", "int8"]
+Form = Literal["deepspec", "speculators", "gguf", "zlab", "int8"]
+Dtype = Literal["bfloat16", "float32"]
 
 
 def export(
-    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; a .gguf file for --format gguf.")],
     source: Annotated[
         Path | None,
         typer.Option(
-            help="checkpoint.pt, run folder or draft folder; the shipped draft if absent."
+            help="checkpoint.pt, run folder, or a draft of any dialect; the shipped one if absent."
         ),
     ] = None,
     model: Annotated[
@@ -26,34 +27,38 @@ def export(
     ] = None,
     form: Annotated[
         Form,
-        typer.Option(help="full: bfloat16 with embedding and head; int8: compact, without."),
-    ] = "full",
+        typer.Option("--format", help="Who is to read it; int8 is compact, for this engine."),
+    ] = "deepspec",
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of the matrices; bfloat16 if absent.")
+    ] = None,
 ) -> None:
-    """Write a trained draft as a checkpoint of a public dialect."""
+    """Write a draft as a checkpoint of a public dialect."""
+    if (out.suffix == ".gguf") != (form == "gguf"):
+        what = "a .gguf file" if form == "gguf" else "a folder"
+        fail(f"--format {form} writes {what}, not {out}")
+    if form == "int8" and dtype is not None:
+        fail("--format int8 has a dtype of its own: leave --dtype out")
     with one_line_errors():
+        from emberline.engine.build import model_depth
         from emberline.hub import resolve_draft, resolve_model
-        from emberline.train.export import read_draft, target_tables, write_compact, write_full
-        from emberline.train.trainer import CHECKPOINT
+        from emberline.train.convert import convert, open_draft
 
         try:
-            if source is None:
-                folder = resolve_model(model)
-                found = resolve_draft(None, folder)
-                if found is None:
-                    raise ValueError("no draft comes with this model: give --source")
-                source = found
-            elif (source / CHECKPOINT).is_file():
-                source = source / CHECKPOINT
-            config, tensors = read_draft(source)
-            if form == "int8":
-                write_compact(out, config, tensors)
-            else:
-                tables = target_tables(resolve_model(model).path, config)
-                write_full(out, config, tensors, *tables)
+            target = resolve_model(model)
+            found = source or resolve_draft(None, target)
+            if found is None:
+                raise ValueError("no draft comes with this model: give --source")
+            checkpoint = open_draft(_in_run(found), model_depth(target.path))
+            file = Path(model) if model is not None and target.kind == "gguf" else None
+            written = convert(out, checkpoint, form, dtype or "bfloat16", target.path, file)
         except (ValueError, FileNotFoundError) as problem:
             fail(" ".join(str(problem).split()))
-    typer.echo(f"{out}: {form} draft, {_size(out):.1f} MB")
+    typer.echo(f"{out}: {form} draft, {written.stat().st_size / 1e6:.1f} MB")
 
 
-def _size(folder: Path) -> float:
-    return (folder / "model.safetensors").stat().st_size / 1e6
+def _in_run(source: Path) -> Path:
+    """The checkpoint of a run's folder; anything else is what it is."""
+    from emberline.train.trainer import CHECKPOINT
+
+    return source / CHECKPOINT if (source / CHECKPOINT).is_file() else source

@@ -13,6 +13,7 @@ from transformers import Qwen3Config
 
 from emberline.drafters.block import ACTIVATIONS, BlockStyle, DraftConfig
 from emberline.drafters.dialects import DraftCheckpoint
+from emberline.drafters.dialects.flat import GEMMA4
 from emberline.drafters.eagle3_backbone import Eagle3Config
 from emberline.drafters.eagle3_checkpoint import EAGLE3_CLASSES, parse_eagle3
 from emberline.models.rotary import RopeTable, rope_from_config
@@ -27,7 +28,6 @@ ROPE_FIELDS = (
     "rope_scaling",
     "rope_parameters",
 )
-GEMMA4 = "Gemma4DSparkModel"
 
 
 def read_geometry(checkpoint: DraftCheckpoint) -> DraftConfig | Eagle3Config:

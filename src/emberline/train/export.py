@@ -16,6 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from emberline.drafters.block import DraftConfig as BlockGeometry
+from emberline.drafters.dialects import DraftCheckpoint, flat
+from emberline.drafters.eagle3_backbone import Eagle3Config
 from emberline.models.int8 import SCALE, expand, quantise
 from emberline.models.weights import load_folder, read_json
 from emberline.train.config import DraftConfig
@@ -41,10 +44,10 @@ def compact(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if name in SHARED:
             continue
-        if tensor.dim() == 2:
+        if tensor.dim() == 2 and tensor.is_floating_point():
             result[name], result[name + SCALE] = quantise(tensor)
         else:
-            result[name] = tensor.float()
+            result[name] = tensor.float() if tensor.is_floating_point() else tensor
     return result
 
 
@@ -65,6 +68,13 @@ def read_draft(source: Path) -> tuple[DraftConfig, dict[str, Tensor]]:
     return DraftConfig.from_json(raw), own
 
 
+def checkpoint_of(source: Path) -> DraftCheckpoint:
+    """The draft in a training checkpoint, as if it had been exported."""
+    config, tensors = read_draft(source)
+    raw = config.to_json()
+    return flat.read(raw, raw["architectures"][0], tensors, str(source), None)
+
+
 def load_model(config: DraftConfig, tensors: Mapping[str, Tensor]) -> Model:
     """A trainable draft with the given checkpoint tensors (tap scale one: it is folded)."""
     model = build_model(config)
@@ -74,7 +84,7 @@ def load_model(config: DraftConfig, tensors: Mapping[str, Tensor]) -> Model:
 
 def write_compact(folder: Path, config: DraftConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write the compact int8 folder."""
-    _write(folder, config.to_json(), compact(tensors))
+    write_folder(folder, config.to_json(), compact(tensors))
 
 
 def write_full(
@@ -87,10 +97,12 @@ def write_full(
     """Write the full bfloat16 folder. embedding, head: [V, D] of the target."""
     shared = dict(zip(SHARED, (embedding, head), strict=True))
     whole = {name: t.to(torch.bfloat16) for name, t in {**tensors, **shared}.items()}
-    _write(folder, config.to_json(), whole)
+    write_folder(folder, config.to_json(), whole)
 
 
-def target_tables(folder: Path, config: DraftConfig) -> tuple[Tensor, Tensor]:
+def target_tables(
+    folder: Path, config: DraftConfig | BlockGeometry | Eagle3Config
+) -> tuple[Tensor, Tensor]:
     """Embedding and output head of the target in `folder`, each [V, D], with their scales.
 
     Raises:
@@ -104,15 +116,17 @@ def target_tables(folder: Path, config: DraftConfig) -> tuple[Tensor, Tensor]:
     else:
         target = StockFrozenTarget(folder, torch.device("cpu"))
         embedding, head = target.embedding, target.head
-    if tuple(embedding.shape) != (config.vocab_size, config.hidden_size):
+    rows = config.vocab_size or embedding.shape[0]
+    if tuple(embedding.shape) != (rows, config.hidden_size):
         raise ValueError(
             f"{folder}: embedding of shape {list(embedding.shape)}, the draft needs "
-            f"{[config.vocab_size, config.hidden_size]}: it belongs to another target"
+            f"{[rows, config.hidden_size]}: it belongs to another target"
         )
     return embedding, head
 
 
-def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write config and weights; a reader never sees half a file."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")

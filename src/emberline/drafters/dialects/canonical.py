@@ -71,6 +71,24 @@ def strip_prefixes(weights: Weights) -> dict[str, Tensor]:
     return tensors
 
 
+def head_fields(shapes: Mapping[str, tuple[int, ...]], hidden_size: int) -> dict[str, Any]:
+    """DeepSpec's fields of the heads that are there: tensors beat what a config says of them."""
+    fields: dict[str, Any] = {}
+    if W1 in shapes:
+        gated, rnn = (f"markov_head.{part}_proj.weight" in shapes for part in ("gate", "joint"))
+        kind = "gated" if gated else "rnn" if rnn else "vanilla"
+        fields |= {"markov_rank": shapes[W1][1], "markov_head_type": kind}
+    if CONFIDENCE in shapes:
+        wide = shapes[CONFIDENCE][-1] > hidden_size
+        fields |= {"enable_confidence_head": True, "confidence_head_with_markov": wide}
+    return fields
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def from_tensors(tensors: Mapping[str, Tensor], source: str) -> Weights:
     """Weights of canonical tensors, int8 matrices as float32."""
     return Weights(expand(tensors, source), source)

@@ -11,18 +11,20 @@ from typing import Any
 
 from torch import Tensor
 
+from emberline.config import SlotRule
 from emberline.drafters.dialects.canonical import (
-    CONFIDENCE,
     SHARED,
     W1,
     DraftCheckpoint,
-    SlotRule,
     from_tensors,
+    head_fields,
+    shapes_of,
 )
 
+QWEN3, GEMMA4 = "Qwen3DSparkModel", "Gemma4DSparkModel"
 DSPARK_CLASSES = {
-    "Qwen3DSparkModel": "DeepSpec",
-    "Gemma4DSparkModel": "DeepSpec",
+    QWEN3: "DeepSpec",
+    GEMMA4: "DeepSpec",
     "DSparkDraftModel": "SpecForge",
 }
 DFLASH_CLASSES = {"DFlashDraftModel": "z-lab", "Qwen3DFlashDraftModel": "NeMo"}
@@ -36,6 +38,8 @@ CLASSES = {**DSPARK_CLASSES, **DFLASH_CLASSES, **EAGLE3_CLASSES}
 
 MASK_FIELDS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 """Where the mask token may stand at the top level, after `dflash_config.mask_token_id`."""
+
+NUM_ANCHORS = 512  # of DeepSpec's training; its class asks for the field
 
 EAGLE3_STEPS = 7
 """Drafts of an EAGLE-3 block where the file does not say: what such drafts are trained to take."""
@@ -61,14 +65,17 @@ def read(
         raise ValueError(f"projector_type {kind!r} is not supported, only dspark and dflash")
     if nested.get("causal"):
         raise ValueError("a causal block (JetSpec) is not supported")
+    shapes = shapes_of(tensors)
     config = {**raw, **nested, "mask_token_id": _mask_token(raw, nested)}
-    config["markov_rank"] = _markov_rank(config, tensors)
+    # A head that is only promised stays promised, so that its tensors are missed.
+    config |= head_fields(shapes, int(raw["hidden_size"]))
+    config["architectures"] = [name if name == GEMMA4 else QWEN3]
     rule, reason, ambiguous = _slot_rule(name, nested, W1 in tensors)
     return DraftCheckpoint(
         source=source,
         dialect=f"{CLASSES[name]} ({name})",
-        config={**config, "enable_confidence_head": _has_confidence(config, tensors)},
-        shapes={key: tuple(tensor.shape) for key, tensor in tensors.items()},
+        config=config,
+        shapes=shapes,
         load=lambda: from_tensors(tensors, source),
         slot_rule=rule,
         slot_reason=reason,
@@ -97,12 +104,10 @@ def write(
     if weights.has("d2t"):
         raise ValueError("DeepSpec has no reduced vocabulary: export this draft as speculators")
     tensors = {name: weights.take(name) for name in weights.names()}
-    mask = config.get("mask_token_id")
-    if mask is not None:  # for engines that look there
-        config["dflash_config"] = {
-            "target_layer_ids": config["target_layer_ids"],
-            "mask_token_id": mask,
-        }
+    if checkpoint.slot_rule is not None:
+        config.setdefault("num_anchors", NUM_ANCHORS)
+        names = ("target_layer_ids", "mask_token_id")
+        config["dflash_config"] = {name: config[name] for name in names}  # some engines look there
     return config, {**tables, **tensors}
 
 
@@ -146,7 +151,7 @@ def eagle3(
         source=source,
         dialect=f"{project} (EAGLE-3)",
         config={**config, "architectures": ["Qwen3Eagle3Model"]},
-        shapes={key: tuple(tensor.shape) for key, tensor in tensors.items()},
+        shapes=shapes_of(tensors),
         load=lambda: from_tensors(tensors, source),
     )
 
@@ -177,15 +182,6 @@ def _mask_token(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> int:
         if value is not None:
             return int(value)
     raise KeyError("mask_token_id")
-
-
-def _markov_rank(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
-    """The rank of the head that is there; of one that is only promised, so that it is missed."""
-    return tensors[W1].shape[1] if W1 in tensors else int(config.get("markov_rank") or 0)
-
-
-def _has_confidence(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-    return CONFIDENCE in tensors or bool(config.get("enable_confidence_head"))
 
 
 def _slot_rule(

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emberline.drafters.dialects.canonical import CONFIDENCE, W1, W2, DraftCheckpoint
+from emberline.drafters.dialects.canonical import CONFIDENCE, W1, W2, DraftCheckpoint, head_fields
+from emberline.drafters.dialects.flat import EAGLE3_STEPS, QWEN3
 from emberline.models.gguf_file import GGUFFile, read_gguf
 from emberline.models.gguf_rope import ROPE_FREQS, rope_parameters
 from emberline.models.weights import ModelError, Weights
@@ -98,11 +99,8 @@ def read(path: Path) -> DraftCheckpoint:
         config["architectures"] = ["Qwen3Eagle3Model"]
         return DraftCheckpoint(dialect="GGUF (eagle3)", config=config, **common)
     is_dspark = W1 in shapes
-    config |= {
-        "architectures": ["Qwen3DSparkModel"],
-        "enable_confidence_head": CONFIDENCE in shapes,
-    }
-    config["markov_rank"] = shapes[W1][1] if is_dspark else 0
+    config |= {"architectures": [QWEN3], "markov_rank": 0, "enable_confidence_head": False}
+    config |= head_fields(shapes, config["hidden_size"])
     return DraftCheckpoint(
         dialect="GGUF (dflash)",
         config=config,
@@ -147,7 +145,7 @@ def _config(
         config["final_logit_softcapping"] = _decimal(key("final_logit_softcapping"))
     if architecture == "eagle3":
         config["norm_before_residual"] = bool(key("norm_before_residual", False))
-        config["ttt_length"] = 7
+        config["ttt_length"] = EAGLE3_STEPS
         if "d2t" in shapes:
             config["draft_vocab_size"] = shapes["d2t"][0]
         return config

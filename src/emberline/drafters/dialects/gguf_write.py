@@ -6,7 +6,7 @@ they come (float32, float16 or bfloat16), vectors as float32, as llama.cpp wants
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +30,31 @@ from emberline.drafters.dialects.gguf import (
     join_pairs,
 )
 
+HEAD = SHARED[1]
 ROPE_KINDS = ("default", "linear", "yarn")
 BRING_ALONG = "tokenizer."  # keys of a target's file that llama.cpp wants in its draft's
 
 
-def write_gguf(path: Path, checkpoint: DraftCheckpoint, tokenizer: Mapping[str, Any]) -> None:
-    """Write the draft; embedding and head stay the target's where they are not its own.
+def write_gguf(
+    path: Path,
+    checkpoint: DraftCheckpoint,
+    tokenizer: Mapping[str, Any],
+    own: Collection[str] = (),
+) -> None:
+    """Write the draft.
 
     Args:
         path: the file.
         checkpoint: the draft.
         tokenizer: the target's metadata, where it came from a GGUF file: the keys of its tokenizer
             go along. Empty: a file without a vocabulary.
+        own: names of `SHARED` that the file holds; the others are left to the target. The head of
+            a reduced vocabulary always goes along.
 
     Raises:
         ValueError: the format cannot say this draft.
     """
-    config, tensors = checkpoint.config, _tensors(checkpoint)
+    config, tensors = checkpoint.config, _tensors(checkpoint, own)
     eagle3 = checkpoint.slot_rule is None
     architecture = "eagle3" if eagle3 else "dflash"
     writer = gguf.GGUFWriter(path, architecture)
@@ -77,17 +85,17 @@ def write_gguf(path: Path, checkpoint: DraftCheckpoint, tokenizer: Mapping[str, 
     writer.close()
 
 
-def _tensors(checkpoint: DraftCheckpoint) -> dict[str, Tensor]:
+def _tensors(checkpoint: DraftCheckpoint, own: Collection[str]) -> dict[str, Tensor]:
     """The draft's tensors as the file has them, under DeepSpec's names."""
     config, weights = checkpoint.config, checkpoint.load()
-    tensors = {name: weights.take(name) for name in weights.names() if name not in SHARED}
-    for name in (*unused(tensors), "t2d"):
+    tensors = {name: weights.take(name) for name in weights.names()}
+    reduced = weights.has("d2t")
+    left = [name for name in SHARED if name not in own and not (reduced and name == HEAD)]
+    for name in (*unused(tensors), "t2d", *left):
         tensors.pop(name, None)
-    if weights.has("d2t"):
+    if reduced:
         offsets = tensors["d2t"].long()
         tensors["d2t"] = offsets + torch.arange(len(offsets))
-        if weights.has("lm_head.weight"):
-            tensors["lm_head.weight"] = weights.take("lm_head.weight")
     _check(tensors)
     if checkpoint.slot_rule is None:
         for name in list(tensors):

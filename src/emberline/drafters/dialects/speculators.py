@@ -18,9 +18,11 @@ from emberline.drafters.dialects.canonical import (
     DraftCheckpoint,
     SlotRule,
     from_tensors,
+    head_fields,
+    shapes_of,
     unused,
 )
-from emberline.drafters.dialects.flat import EAGLE3_STEPS, eagle3
+from emberline.drafters.dialects.flat import EAGLE3_STEPS, QWEN3, eagle3
 
 BLOCK_KINDS = ("dspark", "dflash")
 NAMES = {"dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator", "eagle3": "Eagle3Speculator"}
@@ -31,10 +33,6 @@ KEPT = (
     "draft_vocab_size",
     "norm_before_residual",
     "norm_output",
-    "markov_rank",
-    "markov_head_type",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
 )
 """Fields that stand beside the nested config under DeepSpec's own names."""
 LAYER_FIELDS = (
@@ -77,14 +75,15 @@ def read(
         config["ttt_length"] = _speculative_tokens(raw) or EAGLE3_STEPS
         return eagle3(config, tensors, source, "speculators", target_depth)
     config["target_layer_ids"] = [int(layer) - 1 for layer in raw["aux_hidden_state_layer_ids"]]
-    config["markov_rank"] = tensors[W1].shape[1] if W1 in tensors else 0
-    config["enable_confidence_head"] = CONFIDENCE in tensors
+    shapes = shapes_of(tensors)
+    config |= {"architectures": [QWEN3], "markov_rank": 0, "enable_confidence_head": False}
+    config |= head_fields(shapes, int(config["hidden_size"]))
     rule, reason = _slot_rule(raw)
     return DraftCheckpoint(
         source=source,
         dialect=f"speculators ({kind})",
-        config={**config, "architectures": ["Qwen3DSparkModel"]},
-        shapes={key: tuple(tensor.shape) for key, tensor in tensors.items()},
+        config=config,
+        shapes=shapes,
         load=lambda: from_tensors(tensors, source),
         slot_rule=rule,
         slot_reason=reason,
@@ -139,7 +138,8 @@ def write(
         }
         drafts = int(config["block_size"]) - (not from_anchor)
     if kind == "dspark":
-        raw |= _heads(config, tensors)
+        raw |= {"enable_confidence_head": False, "confidence_head_with_markov": False}
+        raw |= head_fields(shapes_of(tensors), int(config["hidden_size"]))
     raw["speculators_config"] = {
         "algorithm": kind,
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": drafts}],
@@ -167,17 +167,6 @@ def _check(config: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: str) 
         raise ValueError(
             "speculators has no final_logit_softcapping: export this draft as deepspec"
         )
-
-
-def _heads(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    rank = tensors[W1].shape[1]
-    wide = CONFIDENCE in tensors and tensors[CONFIDENCE].shape[1] > int(config["hidden_size"])
-    return {
-        "markov_rank": rank,
-        "markov_head_type": config.get("markov_head_type") or "vanilla",
-        "enable_confidence_head": CONFIDENCE in tensors,
-        "confidence_head_with_markov": wide,
-    }
 
 
 def _marked(offsets: Tensor, vocab_size: int) -> Tensor:
