@@ -23,11 +23,21 @@ from emberline.models.weights import ModelError, load_folder, read_json
 
 
 def resolve_backend(folder: Path, wanted: TargetBackend) -> TargetBackend:
-    """What runs the model in `folder`: "fused" or "stock"."""
-    if wanted != "auto":
-        return wanted
+    """What runs the model in `folder`: "fused" or "stock".
+
+    Raises:
+        ModelError: the fused decoder is wanted for a family that it does not have.
+    """
     kind = read_json(folder / "config.json").get("model_type")
-    return "fused" if kind in SUPPORTED_MODEL_TYPES else "stock"
+    if kind in SUPPORTED_MODEL_TYPES:
+        return "fused" if wanted == "auto" else wanted
+    if wanted == "fused":
+        families = ", ".join(SUPPORTED_MODEL_TYPES)
+        raise ModelError(
+            f"target_backend fused runs {families}, but this model is a {kind!r}: leave it out, or "
+            "say stock"
+        )
+    return "stock"
 
 
 def load_target(

@@ -25,9 +25,9 @@ class Target(Protocol):
 
     @property
     def kv_spec(self) -> KVSpec | None:
-        """KV kept in the pages, one entry a layer; None for a target without any (a table).
+        """All layers and how far they look; None for a target without KV (a table).
 
-        Where layers differ in shape, heads and widths are those of the largest.
+        Where layers differ in shape, heads and width are those of the largest.
         """
         ...
 
