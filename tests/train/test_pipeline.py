@@ -13,9 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from emberline.cli import make_app
+from emberline.models.weights import read_json
 from emberline.train.config import SynthesisConfig
 from emberline.train.dataset import Role, load_rows
 from emberline.train.pipeline import choose_mask
+from emberline.train.recipe import read_recipe
 from emberline.train.synthesize import TurnTaker, make_starts, read_script, synthesize
 from emberline.train.target import FrozenTarget
 
@@ -147,10 +149,17 @@ def test_commands_from_target_to_draft(chat_folder: Path, tmp_path: Path):
     draft = load_file(run / "draft" / "model.safetensors")
     assert draft["markov_head.markov_w1.weight"].shape == (261, 4)
     assert (run / "metrics.png").stat().st_size > 1000
-    again = runner.invoke(make_app("train"), ["train", *words])
+    followed = read_recipe(run / "run.toml", {})
+    assert (followed.training.steps, followed.synthesis.seq_len) == (4, 64)
+    assert followed.draft["target_layer_ids"] == (0, 2)
+    assert followed.draft["mask_token_id"] == 4
+    # The recipe that was written is the run's: with it there is nothing left to do.
+    words = [str(run), "--model", str(chat_folder), "--config", str(run / "run.toml")]
+    again = runner.invoke(make_app("train"), ["train", *words, "--device", "cpu"])
+    assert again.exit_code == 0, again.output
     assert "resuming at step 4" in again.output
     out = tmp_path / "int8"
-    words = [str(out), "--source", str(run), "--form", "int8"]
+    words = [str(out), "--source", str(run), "--format", "int8"]
     result = runner.invoke(make_app("export"), ["export", *words])
     assert result.exit_code == 0, result.output
     assert load_file(out / "model.safetensors")["fc.weight"].dtype == torch.int8
@@ -160,6 +169,23 @@ def test_commands_from_target_to_draft(chat_folder: Path, tmp_path: Path):
     full = load_file(tmp_path / "full" / "model.safetensors")
     assert full["lm_head.weight"].dtype == torch.bfloat16
     assert full.keys() == draft.keys()
+
+
+def test_eagle3_from_a_recipe_on_states_that_are_kept(chat_folder: Path, tmp_path: Path):
+    run, runner = tmp_path / "run", CliRunner()
+    recipe = Path(__file__).parents[2] / "recipes" / "eagle3.toml"
+    sizes = "--steps 3 --seqs 4 --anchors 4 --rounds 1 --sample-batch 8 --seq-len 64 --held-out 2"
+    words = [str(run), "--model", str(chat_folder), "--config", str(recipe), *sizes.split()]
+    words += ["--device", "cpu", "--set", "data.features=cached", "--set", "optim.ema=0.9"]
+    result = runner.invoke(make_app("train"), ["train", *words])
+    assert result.exit_code == 0, result.output
+    assert "nothing is measured on 2 held-out rows: a measure takes 4" in result.output
+    assert "train: states of 8 rows" in result.output
+    assert (run / "features" / "held_out_000.safetensors").exists()
+    draft = load_file(run / "draft" / "model.safetensors")
+    assert draft["layers.0.self_attn.q_proj.weight"].shape[1] == 2 * draft["norm.weight"].shape[0]
+    config = read_json(run / "draft" / "config.json")
+    assert (config["architectures"], config["ttt_length"]) == (["Qwen3Eagle3Model"], 7)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ class _Run:
         has_held_out = any(data.glob("held_out_*.safetensors"))
         held_out = load_rows(data, "held_out") if has_held_out else None
         self.say(f"training on {rows.num_rows:,} rows of {rows.tokens.shape[1]} tokens")
+        self._say_what_is_measured(held_out)
         trainer = Trainer(
             target,
             draft,
@@ -176,6 +177,12 @@ class _Run:
             for split, part in (("train", rows), ("held_out", held_out))
             if part is not None
         }
+
+    def _say_what_is_measured(self, held_out: TokenRows | None) -> None:
+        count = held_out.num_rows if held_out is not None else 0
+        least = self.recipe.training.seqs_per_step
+        if count < least:
+            self.say(f"nothing is measured on {count} held-out rows: a measure takes {least}")
 
     def _write_recipe(self, draft: DraftConfig) -> None:
         """The recipe that the run follows, what was chosen for the target included."""
