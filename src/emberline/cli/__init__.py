@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "Train a draft for a model.",
     "export": "Write a trained draft as a checkpoint of a public dialect.",
     "eval": "Measure how well drafts are accepted, side by side.",
+    "inspect": "Show what a draft is and how its files are read.",
     "calibrate": "Fit the temperatures of a draft's confidences.",
     "profile": "Measure what a step costs on this machine.",
     "bench": "Measure a server: bench serve.",
