@@ -90,7 +90,7 @@ def test_documented_options_exist(page):
     """Every `emberline VERB ... --option` of the docs is an option of that verb."""
     text = re.sub(r"\\\n\s*", " ", page.read_text())
     for verb, rest in re.findall(
-        r"emberline (serve|generate|train|export|calibrate|eval)\b([^\n`]*)", text
+        r"emberline (serve|generate|train|export|inspect|calibrate|eval)\b([^\n`]*)", text
     ):
         for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", rest):
             assert option in options_of(verb, rest), (verb, option)

@@ -13,11 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from emberline.config import SlotRule
 from emberline.drafters import Drafter
 from emberline.drafters.checkpoint import load_drafter
-from emberline.drafters.dialects import (
-    SlotRule,
-)
 
 from support.drafter_world import (
     HEAD_DIM,

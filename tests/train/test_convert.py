@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from emberline.cli import make_app
-from emberline.config import CacheConfig, EngineConfig, SpeculationConfig
+from emberline.config import CacheConfig, EngineConfig, SlotRule, SpeculationConfig
 from emberline.engine.build import build_engine
 from emberline.train.config import DraftConfig
 from emberline.train.convert import FORMS, Form, convert, open_draft
@@ -41,12 +41,12 @@ def write_run(folder: Path, draft: DraftConfig, target: FrozenTarget) -> Path:
     return folder
 
 
-def drafted(target: Path, draft: Path) -> list[int]:
+def drafted(target: Path, draft: Path, slot_rule: SlotRule | None = None) -> list[int]:
     """Drafted and accepted counts and the tokens of an answer: they tell drafts apart."""
     config = EngineConfig(
         dtype="float32",
         cache=CacheConfig(num_tokens=512),
-        speculation=SpeculationConfig(planner="verify_all"),
+        speculation=SpeculationConfig(planner="verify_all", draft_slot_rule=slot_rule),
     )
     engine = build_engine(target, draft, config, eos_ids=frozenset())
     sampling = SamplingParams(max_tokens=40, temperature=1.0, seed=3, accept="rejection")
@@ -103,6 +103,22 @@ def test_a_dflash_without_markov_head_keeps_its_anchor(
     for form in ("gguf", "speculators"):
         out = converted(run, tmp_path / form, form, target_folder)  # type: ignore[arg-type]
         assert drafted(target_folder, out) == expected
+
+
+def test_the_engine_takes_a_slot_rule(
+    draft: DraftConfig, target: FrozenTarget, target_folder: Path, tmp_path: Path
+) -> None:
+    """The same tensors under z-lab's class: read as it says, or as they were trained."""
+    flash = dataclasses.replace(draft, markov_rank=0, enable_confidence_head=False)
+    run = write_run(tmp_path / "run", flash, target)
+    trained = converted(run, tmp_path / "deepspec", "deepspec", target_folder)
+    other = dataclasses.replace(open_draft(trained), slot_rule="shifted")
+    convert(tmp_path / "zlab", other, "zlab", "float32", target_folder)
+    expected = drafted(target_folder, trained)
+    assert drafted(target_folder, tmp_path / "zlab", "anchor") == expected
+    assert drafted(target_folder, tmp_path / "zlab") != expected
+    with pytest.raises(ValueError, match="draft_slot_rule must be anchor or shifted, got 'odd'"):
+        SpeculationConfig(draft_slot_rule="odd")  # type: ignore[arg-type]
 
 
 def test_eagle3_of_a_run(

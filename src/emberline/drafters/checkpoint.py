@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
+from emberline.config import SlotRule
 from emberline.drafters.base import Drafter
 from emberline.drafters.block import BlockBackbone, DraftConfig
 from emberline.drafters.dflash import DFlashDrafter
-from emberline.drafters.dialects import DraftCheckpoint, SlotRule, read_checkpoint
+from emberline.drafters.dialects import DraftCheckpoint, read_checkpoint
 from emberline.drafters.dialects.canonical import UNUSED, W1, W2
 from emberline.drafters.dspark import DSparkDrafter, load_confidence_head, load_markov_head
 from emberline.drafters.eagle3_backbone import Eagle3Config

@@ -7,7 +7,7 @@ it: the reader, and the writer where there is one. A new dialect is one file and
 
 from __future__ import annotations
 
-from emberline.drafters.dialects.canonical import DraftCheckpoint, SlotRule
+from emberline.drafters.dialects.canonical import DraftCheckpoint
 from emberline.drafters.dialects.detect import read_checkpoint
 
-__all__ = ["DraftCheckpoint", "SlotRule", "read_checkpoint"]
+__all__ = ["DraftCheckpoint", "read_checkpoint"]

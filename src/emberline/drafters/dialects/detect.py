@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from emberline.config import SlotRule
 from emberline.drafters.dialects import flat, gguf, speculators
-from emberline.drafters.dialects.canonical import DraftCheckpoint, SlotRule, strip_prefixes
+from emberline.drafters.dialects.canonical import DraftCheckpoint, strip_prefixes
 from emberline.models.weights import ModelError, load_folder, read_json
 
 REFUSED_CLASSES = {

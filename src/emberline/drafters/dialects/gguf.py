@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from emberline.models.gguf_file import GGUFFile, read_gguf
 from emberline.models.gguf_rope import ROPE_FREQS, rope_parameters
 from emberline.models.weights import ModelError, Weights
 
-ARCHITECTURES = ("dflash", "eagle3")
+ARCHITECTURES = ("dflash", "dspark", "eagle3")  # dspark: what dflash was called at first
 TOP_NAMES = {
     "fc.weight": "fc.weight",
     "output_norm.weight": "norm.weight",
@@ -86,31 +87,26 @@ def read(path: Path) -> DraftCheckpoint:
     for key, what in FOREIGN_KEYS.items():
         if file.metadata.get(f"{architecture}.{key}"):
             raise ValueError(f"{architecture}.{key} is set: {what} is not supported")
-    names = {name: _canonical_name(name, architecture) for name in file.tensors}
-    names = {name: short for name, short in names.items() if short is not None}
+    names = _names(file, architecture)
     shapes = {short: file.tensors[name].shape for name, short in names.items()}
     config = _config(file, architecture, shapes)
-    common = {
-        "source": str(path),
-        "shapes": shapes,
-        "load": _loader(file, names, config, str(path)),
-    }
+    found = DraftCheckpoint(
+        source=str(path),
+        dialect=f"GGUF ({architecture})",
+        config=config,
+        shapes=shapes,
+        load=_loader(file, names, config, str(path)),
+    )
     if architecture == "eagle3":
-        config["architectures"] = ["Qwen3Eagle3Model"]
-        return DraftCheckpoint(dialect="GGUF (eagle3)", config=config, **common)
+        return replace(found, config={**config, "architectures": ["Qwen3Eagle3Model"]})
     is_dspark = W1 in shapes
     config |= {"architectures": [QWEN3], "markov_rank": 0, "enable_confidence_head": False}
     config |= head_fields(shapes, config["hidden_size"])
-    return DraftCheckpoint(
-        dialect="GGUF (dflash)",
-        config=config,
-        slot_rule="anchor" if is_dspark else "shifted",
-        slot_reason="its DSpark tensors predict from the anchor on"
-        if is_dspark
-        else "a dflash file without DSpark tensors predicts nothing at the anchor",
-        ambiguous=not is_dspark,
-        **common,
-    )
+    if is_dspark:
+        reason = "its DSpark tensors predict from the anchor on"
+        return replace(found, slot_rule="anchor", slot_reason=reason)
+    reason = "a file without DSpark tensors predicts nothing at the anchor"
+    return replace(found, slot_rule="shifted", slot_reason=reason, ambiguous=True)
 
 
 def _config(
@@ -185,6 +181,12 @@ def _canonical_name(name: str, architecture: str) -> str | None:
         raise ModelError(f"tensor {name!r} has no place in a {architecture} draft")
     layer, part, field = match.groups()
     return f"layers.{layer}.{layer_names[part]}.{field}"
+
+
+def _names(file: GGUFFile, architecture: str) -> dict[str, str]:
+    """DeepSpec's name of each tensor but those that are part of the config."""
+    named = {name: _canonical_name(name, architecture) for name in file.tensors}
+    return {name: short for name, short in named.items() if short is not None}
 
 
 def _loader(

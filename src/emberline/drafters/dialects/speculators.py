@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emberline.config import SlotRule
 from emberline.drafters.dialects.canonical import (
     CONFIDENCE,
     W1,
     DraftCheckpoint,
-    SlotRule,
     from_tensors,
     head_fields,
     shapes_of,
