@@ -19,6 +19,9 @@ from emberline.train.model import build_model
 from emberline.train.target import FrozenTarget
 from emberline.types import Request, SamplingParams
 
+from support.tiny_dialects import EXAMPLES, drafter_of
+from support.tiny_draft import same_drafts
+
 PROMPT = (5, 9, 33, 2, 7)
 
 
@@ -155,6 +158,37 @@ def test_tables_of_its_own_are_not_left_behind(
         ValueError, match=r"embed_tokens\.weight of this draft are not its target's"
     ):
         convert(tmp_path / "int8", open_draft(source), "int8", "bfloat16", target_folder)
+
+
+def test_a_reduced_draft_takes_the_heads_rows_along(
+    run: Path, target_folder: Path, tmp_path: Path
+) -> None:
+    source = converted(run, tmp_path / "source", "deepspec", target_folder)
+    tensors = load_file(source / "model.safetensors")
+    known = torch.arange(0, 64, 3)
+    tensors["d2t"] = known - torch.arange(len(known))
+    w2 = "markov_head.markov_w2.weight"
+    tensors[w2] = tensors[w2][known].contiguous()
+    del tensors["lm_head.weight"]
+    save_file(tensors, source / "model.safetensors")
+    out = tmp_path / "out"
+    convert(out, open_draft(source), "speculators", "float32", target_folder)
+    assert load_file(out / "model.safetensors")["lm_head.weight"].shape == (len(known), 32)
+    assert drafted(target_folder, out) == drafted(target_folder, source)
+
+
+def test_a_file_that_leaves_the_vocabulary_to_its_target(tmp_path: Path) -> None:
+    example = EXAMPLES["gguf-dflash"]
+    file = example.write(tmp_path / "draft", dict(example.config), dict(example.tensors))
+    checkpoint = open_draft(file)
+    assert checkpoint.config["vocab_size"] is None
+    with pytest.raises(ValueError, match="name its --model"):
+        convert(tmp_path / "out", checkpoint, "zlab", "float32", None)
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text('{"vocab_size": 40}')
+    convert(tmp_path / "out", checkpoint, "zlab", "float32", target)
+    assert same_drafts(drafter_of(tmp_path / "out"), drafter_of(file))
 
 
 def test_another_target_is_refused_with_both_shapes(

@@ -20,6 +20,7 @@ from emberline.drafters.dialects.canonical import SHARED
 from emberline.drafters.dialects.gguf_write import write_gguf
 from emberline.drafters.eagle3_backbone import Eagle3Config
 from emberline.drafters.geometry import read_geometry
+from emberline.drafters.tables import draft_ids
 from emberline.models.gguf_file import read_gguf
 from emberline.models.weights import Weights, read_json
 from emberline.train.export import WEIGHTS, checkpoint_of, compact, target_tables, write_folder
@@ -69,6 +70,7 @@ def convert(
     Raises:
         ValueError: the form cannot say this draft, or the draft is of another target.
     """
+    checkpoint = _with_vocabulary(checkpoint, target)
     config = read_geometry(checkpoint)  # what cannot be loaded is not written either
     wide = _cast(checkpoint, torch.float32 if dtype == "float32" else torch.bfloat16)
     if form in ("deepspec", "speculators"):
@@ -95,6 +97,18 @@ def convert(
     return _folder(out, "bfloat16", raw, compact(tensors))
 
 
+def _with_vocabulary(checkpoint: DraftCheckpoint, target: Path | None) -> DraftCheckpoint:
+    """The same draft with the vocabulary's size, which a file may leave to the target."""
+    if checkpoint.config.get("vocab_size") is not None:
+        return checkpoint
+    raw = {} if target is None else read_json(target / "config.json")
+    nested = raw.get("text_config")
+    size = (nested if isinstance(nested, dict) else raw).get("vocab_size")
+    if size is None:
+        raise ValueError("the draft does not say how many tokens there are: name its --model")
+    return replace(checkpoint, config={**checkpoint.config, "vocab_size": size})
+
+
 def _folder(out: Path, dtype: str, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> Path:
     write_folder(out, {**config, "dtype": dtype}, tensors)
     return out / WEIGHTS
@@ -109,7 +123,11 @@ def _tables(
     if target is None:
         raise ValueError("the target's embedding and head go along: name it with --model")
     cast = (table.to(getattr(torch, dtype)) for table in target_tables(target, config))
-    return dict(zip(SHARED, cast, strict=True))
+    tables = dict(zip(SHARED, cast, strict=True))
+    if "d2t" in checkpoint.shapes:  # the head's rows of the tokens that the draft knows
+        ids = draft_ids(checkpoint.load(), tables[SHARED[1]].shape[0])
+        tables[SHARED[1]] = tables[SHARED[1]][ids]
+    return tables
 
 
 def _own_tables(
