@@ -14,22 +14,22 @@ from emberline.train.questions import (
     make_question,
     question_of_kind,
 )
-from emberline.train.questions_chat import CHAT_QUESTIONS
-from emberline.train.questions_code import FUNCTION_TASKS, completion_question, examples
-from emberline.train.questions_fill import fill, paragraphs, variety
-from emberline.train.questions_function import number_function, word_function
-from emberline.train.questions_maths import MATHS_PROBLEMS
-from emberline.train.questions_passages import (
+from emberline.train.questions.chat import CHAT_QUESTIONS
+from emberline.train.questions.code import FUNCTION_TASKS, completion_question, examples
+from emberline.train.questions.fill import fill, paragraphs, variety
+from emberline.train.questions.function import number_function, word_function
+from emberline.train.questions.maths import MATHS_PROBLEMS
+from emberline.train.questions.passages import (
     ABOUT_PASSAGES,
     ABOUT_TABLES,
     DATA_TABLES,
     ON_SENTENCES,
     PASSAGES,
 )
-from emberline.train.questions_sums import WORD_PROBLEMS
-from emberline.train.questions_values import VALUES
-from emberline.train.questions_words import WORDS
-from emberline.train.questions_writing import FOLLOW_UPS, WRITING_REQUESTS
+from emberline.train.questions.sums import WORD_PROBLEMS
+from emberline.train.questions.values import VALUES
+from emberline.train.questions.words import WORDS
+from emberline.train.questions.writing import FOLLOW_UPS, WRITING_REQUESTS
 
 TEMPLATES = (
     *WORD_PROBLEMS, *MATHS_PROBLEMS, *CHAT_QUESTIONS, *WRITING_REQUESTS, *ON_SENTENCES, *PASSAGES,

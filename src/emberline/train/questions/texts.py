@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import groupby
 from typing import Any
 
-from emberline.train.questions_function import task
+from emberline.train.questions.function import task
 
 
 def _longest_run(items: Any) -> int:

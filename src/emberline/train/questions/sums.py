@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emberline.train.questions_fill import paragraphs
+from emberline.train.questions.fill import paragraphs
 
 WORD_PROBLEMS = paragraphs("""
 <name> has <a:12..60> <thing>s. <He> gives <3..9> of them to <his> brother and then buys <2..5>

@@ -5,7 +5,7 @@ Writing is in `questions_writing`; what brings a text of its own, in `questions_
 
 from __future__ import annotations
 
-from emberline.train.questions_fill import paragraphs
+from emberline.train.questions.fill import paragraphs
 
 _EXPLAIN = paragraphs("""
 Tell me about <science>.

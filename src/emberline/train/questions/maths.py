@@ -6,7 +6,7 @@ template draws it first (<!m:2..7>) and builds the problem from it.
 
 from __future__ import annotations
 
-from emberline.train.questions_fill import paragraphs
+from emberline.train.questions.fill import paragraphs
 
 _ALGEBRA = paragraphs(r"""
 <Solve for $x$:|Find $x$ if|Find the value of $x$ such that|Determine $x$ when> $<2..9>x <+|->

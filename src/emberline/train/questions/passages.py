@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emberline.train.questions_fill import paragraphs
+from emberline.train.questions.fill import paragraphs
 
 # Short texts with facts to find, all made up.
 PASSAGES = paragraphs("""

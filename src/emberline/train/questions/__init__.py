@@ -1,7 +1,7 @@
 """Questions that users might ask, whole and in great number: a seeded generator of first turns.
 
 Owns which kinds there are, how often each comes, and how people vary what they write. The text is
-in the `questions_*` files, all of it hand-written: no sentence of any benchmark is there. Knows
+in the files beside this one, all of it hand-written: no sentence of any benchmark is there. Knows
 nothing of models or tokens.
 """
 
@@ -13,19 +13,19 @@ import re
 from collections.abc import Callable
 from functools import cache
 
-from emberline.train.questions_chat import CHAT_QUESTIONS
-from emberline.train.questions_code import completion_question, task_question
-from emberline.train.questions_fill import fill, variety
-from emberline.train.questions_maths import MATHS_PROBLEMS
-from emberline.train.questions_passages import (
+from emberline.train.questions.chat import CHAT_QUESTIONS
+from emberline.train.questions.code import completion_question, task_question
+from emberline.train.questions.fill import fill, variety
+from emberline.train.questions.maths import MATHS_PROBLEMS
+from emberline.train.questions.passages import (
     ABOUT_PASSAGES,
     ABOUT_TABLES,
     DATA_TABLES,
     ON_SENTENCES,
     PASSAGES,
 )
-from emberline.train.questions_sums import WORD_PROBLEMS
-from emberline.train.questions_writing import FOLLOW_UPS, WRITING_REQUESTS
+from emberline.train.questions.sums import WORD_PROBLEMS
+from emberline.train.questions.writing import FOLLOW_UPS, WRITING_REQUESTS
 
 __all__ = ["QUESTION_KINDS", "make_follow_up", "make_question", "question_of_kind"]
 

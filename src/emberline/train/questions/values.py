@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from emberline.train.questions_words import WORDS
+from emberline.train.questions.words import WORDS
 
 NOUNS = WORDS["noun"]
 _NAMES = ("Ada", "Bo", "Cleo", "Dov", "Esme", "Finn", "Gus", "Hana", "Iris", "Jude", "Kai", "Lena")

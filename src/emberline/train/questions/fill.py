@@ -19,7 +19,7 @@ import math
 import random
 import re
 
-from emberline.train.questions_words import GIRLS, WORDS
+from emberline.train.questions.words import GIRLS, WORDS
 
 SLOT = re.compile(r"(\b[Aa] )?<([^<>\s][^<>]*)>")
 _NAMED = re.compile(r"([A-Za-z]\w*):(?=\S)(.*)", re.DOTALL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emberline.train.questions_fill import paragraphs
+from emberline.train.questions.fill import paragraphs
 
 WRITING_REQUESTS = paragraphs("""
 Write a <short|funny|sad|surprising|warm> story about a <creature> in <setting>.

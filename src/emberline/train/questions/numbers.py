@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import accumulate, pairwise
 
-from emberline.train.questions_function import task
+from emberline.train.questions.function import task
 
 
 def _longest_rise(numbers: list[int]) -> int:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import random
 import re
 
-from emberline.train.questions_fill import fill
-from emberline.train.questions_function import FunctionTask, number_function, word_function
-from emberline.train.questions_numbers import NUMBER_TASKS
-from emberline.train.questions_tasks import OTHER_TASKS, PYTHON_TASKS
-from emberline.train.questions_texts import TEXT_TASKS
-from emberline.train.questions_values import VALUES
+from emberline.train.questions.fill import fill
+from emberline.train.questions.function import FunctionTask, number_function, word_function
+from emberline.train.questions.numbers import NUMBER_TASKS
+from emberline.train.questions.tasks import OTHER_TASKS, PYTHON_TASKS
+from emberline.train.questions.texts import TEXT_TASKS
+from emberline.train.questions.values import VALUES
 
 FUNCTION_TASKS = NUMBER_TASKS + TEXT_TASKS
 _COMPLETE = (
