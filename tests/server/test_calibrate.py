@@ -21,7 +21,6 @@ from emberline.engine.trace import RequestTrace, read_traces
 from emberline.hub import resolve_model
 from emberline.llm import load_engine
 from emberline.models.weights import ModelError
-from emberline.types import InvalidRequest
 from emberline.verify.calibration import Calibration
 
 CONFIG = EngineConfig(dtype="float32", threads=1)

@@ -1,6 +1,6 @@
 """Open questions of a chat: explanations, advice, role play, puzzles: all hand-written.
 
-Writing is in `questions_writing`; what brings a text of its own, in `questions_passages`.
+Writing is in `writing`; what brings a text of its own, in `passages`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Python function to ask for, with its reference; and functions that are put together from parts.
 
-How a function becomes a question is `questions_code`; its arguments are drawn in
-`questions_values`.
+How a function becomes a question is `code`; its arguments are drawn in
+`values`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class FunctionTask:
     """One function."""
 
     names: tuple[str, ...]  # any of them will do
-    params: tuple[tuple[str, str], ...]  # (name, kind of `questions_values.VALUES`)
+    params: tuple[tuple[str, str], ...]  # (name, kind of `values.VALUES`)
     returns: str  # annotation
     ask: str  # what it does: the words after "a function to"
     doc: str  # the docstring, in words of its parameters

@@ -1,6 +1,6 @@
 """The words that go into the slots of templates, by table.
 
-How they are placed is `questions_fill`. A word may have slots itself.
+How they are placed is `fill`. A word may have slots itself.
 """
 
 from __future__ import annotations
