@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from emberline.cli.settings import fail, one_line_errors
+from emberline.cli.train_card import card
 from emberline.cli.train_data import synthesize
 
 Head = Literal["vanilla", "gated", "rnn"]
@@ -217,3 +218,4 @@ def _progress(steps: int) -> Iterator[tuple[Any, Any]]:
 
 
 train.command("synthesize")(synthesize)
+train.command("card")(card)

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,8 @@ from torch import Tensor
 
 SYNTHESIS_FILE = "synthesis.json"
 """Settings and counts of rows that came from the engine; the counts are null until all is done."""
+ROUNDS_LOG = "rounds.jsonl"
+"""A line for each round of rows that the lockstep sampler made: split, rows, seconds."""
 
 
 class Role(IntEnum):
@@ -75,3 +78,17 @@ def load_rows(folder: Path, split: str) -> TokenRows:
     return TokenRows(
         torch.cat([part["tokens"] for part in parts]), torch.cat([part["roles"] for part in parts])
     )
+
+
+def log_round(folder: Path, split: str, num_rows: int, seconds: float) -> None:
+    """Add a line to the folder's `ROUNDS_LOG`."""
+    line = {"split": split, "rows": num_rows, "seconds": round(seconds, 2)}
+    with (folder / ROUNDS_LOG).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """Its lines; [] without such a file."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

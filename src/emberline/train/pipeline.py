@@ -33,7 +33,7 @@ from emberline.train.features import Features
 from emberline.train.frozen import TrainingTarget, load_frozen
 from emberline.train.parallel import World, joined
 from emberline.train.plot import plot_metrics
-from emberline.train.recipe import Recipe, to_toml
+from emberline.train.recipe import DRAFT_KEYS, Recipe, to_toml
 from emberline.train.run_log import METRICS, Report, check_tensorboard
 from emberline.train.synthesize import synthesize
 from emberline.train.target import FrozenTarget, is_fast
@@ -186,8 +186,7 @@ class _Run:
 
     def _write_recipe(self, draft: DraftConfig) -> None:
         """The recipe that the run follows, what was chosen for the target included."""
-        chosen = {name: getattr(draft, name) for name in self.recipe.draft}
-        chosen |= {"target_layer_ids": draft.target_layer_ids, "mask_token_id": draft.mask_token_id}
+        chosen = {name: getattr(draft, name) for name in DRAFT_KEYS}
         whole = dataclasses.replace(self.recipe, draft=chosen)
         (self.out / RECIPE).write_text(to_toml(whole), encoding="utf-8")
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from emberline.train.config import SynthesisConfig
-from emberline.train.dataset import Role, TokenRows
+from emberline.train.dataset import Role, TokenRows, log_round
 from emberline.train.openings import OPENINGS, PLAIN, SYSTEM_PROMPTS
 from emberline.train.questions import make_question
 from emberline.train.target import FrozenTarget, Lockstep
@@ -235,6 +235,7 @@ def synthesize(
             rows = TokenRows(rows.tokens[:held_out_rows], rows.roles[:held_out_rows])
         rows.save(path)
         seconds = time.perf_counter() - started
+        log_round(folder, name[: name.rindex("_")], rows.num_rows, seconds)
         rate = config.batch_size * config.seq_len / seconds
         report(f"{name}: {rows.num_rows} rows in {seconds:.1f} s, {rate:,.0f} tokens/s")
 
