@@ -36,7 +36,7 @@ def calibrate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="JSON lines of turns, messages or prompt; written by the model if absent."
+            help="JSON lines of turns, messages or prompt; questions from templates if absent."
         ),
     ] = None,
     temperature: Annotated[

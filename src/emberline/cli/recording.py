@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from emberline.cli.prompts import written_prompts
 from emberline.config import EngineConfig, SlotRule
 from emberline.drafters.checkpoint import read_draft_config
 from emberline.engine.build import build_engine, model_depth
-from emberline.engine.engine import Engine
 from emberline.engine.record import record
 from emberline.engine.trace import RequestTrace, append_trace, read_traces, write_traces
 from emberline.hub import ModelFolder, generation_stop_ids, load_tokenizer
 from emberline.models.weights import ModelError
-from emberline.prompts import TokenIds, conversation_ids, read_conversations
+from emberline.prompts import Conversation, TokenIds, conversation_ids, read_conversations
 from emberline.types import Request, SamplingParams
 
-WRITTEN = "self-written"
-"""Name of the prompts that the model writes itself."""
+QUESTIONS = "template questions"
+"""Name of the prompts that there are without a file."""
 
 Advance = Callable[[int, int], None]
 """Told how many requests are done, and how many there are."""
@@ -37,7 +36,7 @@ class Recipe:
 
     model: ModelFolder
     draft: Path
-    prompts: Path | None  # None = the model writes them
+    prompts: Path | None  # None: questions from templates
     temperatures: tuple[float, ...]
     max_tokens: int
     limit: int  # most prompts
@@ -57,7 +56,7 @@ class Recipe:
     @property
     def prompts_name(self) -> str:
         """What the prompts are called in files."""
-        return WRITTEN if self.prompts is None else self.prompts.stem
+        return QUESTIONS if self.prompts is None else self.prompts.stem
 
     def summary(self) -> str:
         """One line for the calibration's file."""
@@ -155,7 +154,7 @@ def _record(
         eos_ids=generation_stop_ids(model.path),
         name=model.name,
     )
-    prompts = _prompts(recipe, engine, sorted({number for _, number, _ in missing}))
+    prompts = _prompts(recipe, sorted({number for _, number, _ in missing}))
     entries: dict[str, tuple[str, float]] = {}
     requests = []
     for name, number, temperature in missing:
@@ -176,9 +175,13 @@ def _record(
         yield RequestTrace(name, temperature, done.blocks)
 
 
-def _prompts(recipe: Recipe, engine: Engine, numbers: list[int]) -> dict[int, TokenIds]:
+def _prompts(recipe: Recipe, numbers: list[int]) -> dict[int, TokenIds]:
+    """Token ids by number. Without a file prompt `i` depends on `i` and the seed alone."""
+    from emberline.train.questions import make_question
+
     tokenizer = load_tokenizer(recipe.model.path)
     if recipe.prompts is None:
-        return written_prompts(engine, tokenizer, numbers, recipe.seed)
-    asked = read_conversations(recipe.prompts, recipe.limit)
-    return {number: conversation_ids(tokenizer, asked[number]) for number in numbers}
+        asked = {n: make_question(random.Random(f"{recipe.seed}/{n}")) for n in numbers}
+        return {n: conversation_ids(tokenizer, Conversation.of(text)) for n, text in asked.items()}
+    given = read_conversations(recipe.prompts, recipe.limit)
+    return {number: conversation_ids(tokenizer, given[number]) for number in numbers}
