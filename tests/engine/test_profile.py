@@ -56,7 +56,7 @@ def test_the_grid_doubles_up_to_the_limits() -> None:
     target = PrefixTarget(max_model_len=512, num_slots=8192)
     engine = make_engine(target, ConstantDrafter(0, 7), num_pages=512, max_num_reqs=12)
     grid = grid_of(engine, context_length=100)
-    assert grid == Grid((1, 2, 4, 8, 12), (0, 1, 2, 4, 7), 100, 100)
+    assert grid == Grid((1, 2, 4, 8, 12), (0, 1, 2, 3, 4, 7), 100, 100)
     assert grid_of(make_engine(PrefixTarget(), ConstantDrafter(0, 1))).depths == (0, 1)
 
 
@@ -79,10 +79,10 @@ def test_every_step_has_the_size_that_it_is_filed_under(layout: LayoutKind) -> N
     grid = grid_of(engine, context_length=40)
     costs = profiled(engine, grid)
     assert {(r, t) for r, t, _ in costs.target} == {
-        *((r, r * n) for r in (1, 2, 4, 8) for n in (1, 2, 3, 5, 8)),
+        *((r, r * n) for r in (1, 2, 4, 8) for n in (1, 2, 3, 4, 5, 8)),
         *((r, r - 1 + 40) for r in (1, 2)),
     }
-    assert {(r, k) for r, k, _ in costs.draft} == set(itertools.product((1, 2, 4, 8), (1, 2, 4, 7)))
+    assert {(r, k) for r, k, _ in costs.draft} == set(itertools.product((1, 2, 4, 8), (1, 2, 3, 4, 7)))
     # Two turns, in the order of the grid: the target saw just these tokens, and logits of all of
     # them but a prompt's.
     sizes = [point.num_tokens for point in grid.points()]

@@ -44,6 +44,8 @@ has more would draft where plain decoding is faster.
 """
 CHUNK = 128
 """Tokens of a prompt in the steps that prefill: enough for the slope that longer chunks follow."""
+DENSE_DEPTHS = 4
+"""Depths up to which every one is measured."""
 DRAFTS_WITHOUT_DRAFTER = 7
 """Deepest block whose verification is measured where nobody drafts."""
 BUDGET_SECONDS = 5.0
@@ -60,7 +62,7 @@ class Grid:
     """Which steps are measured."""
 
     request_counts: tuple[int, ...]  # 1, 2, 4, .. the most
-    depths: tuple[int, ...]  # drafts of each block: 0, 1, 2, 4, .. K
+    depths: tuple[int, ...]  # drafts of each block: 0, 1, 2, 3, 4, 8, .. K
     context_length: int
     chunk: int  # known tokens of the request that prefills, in steps in which one does
 
@@ -127,7 +129,7 @@ def plan_grid(
     context_length = min(context_length, room - 1 - most_drafts)
     return Grid(
         request_counts=_doubling(1, most),
-        depths=(0, *_doubling(1, most_drafts)),
+        depths=_depths(most_drafts),
         context_length=context_length,
         chunk=min(CHUNK, context_length, config.prefill_chunk),
     )
@@ -316,6 +318,16 @@ def _now(device: torch.device) -> float:
     elif torch.get_num_threads() == 1:
         return time.thread_time()
     return time.perf_counter()
+
+
+def _depths(most: int) -> tuple[int, ...]:
+    """None, then every small number: kernels take rows by the eight, so costs rise in stairs.
+
+    Two and four requests reach their stairs at the depths 1 and 3; a table without those points
+    would draw a slope through them and end blocks before the edge.
+    """
+    small = range(min(DENSE_DEPTHS, most) + 1)
+    return (*small, *_doubling(2 * DENSE_DEPTHS, most)) if most > DENSE_DEPTHS else tuple(small)
 
 
 def _doubling(first: int, last: int) -> tuple[int, ...]:
