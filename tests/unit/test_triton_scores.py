@@ -9,7 +9,7 @@ from emberline.layout import Scored
 from emberline.sampling import logprobs as plain
 
 pytest.importorskip("triton")
-from emberline.ops.triton.scores import score_tokens  # noqa: E402
+from emberline.ops.triton.scores import score_tokens
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

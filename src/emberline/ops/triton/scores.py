@@ -39,7 +39,9 @@ def _read_row(
         return
     BLOCKS: tl.constexpr = CHUNK // BLOCK
     logits += tl.load(rows + n) * stride
-    temperature = tl.load(temperatures + n) if TEMPERED else 0.0
+    temperature = tl.full((), 0.0, tl.float32)
+    if TEMPERED:
+        temperature = tl.load(temperatures + n)
     chosen = tempered(tl.load(logits + tl.load(token_ids + n)).to(tl.float32), temperature)
     lanes = tl.arange(0, CHUNK)
     for chunk in range(tl.program_id(1), num_chunks, tl.num_programs(1)):
@@ -78,7 +80,9 @@ def _put_together(
         tl.store(top_logprobs, tl.full((TOP,), float("nan"), tl.float32), mask=place < num_top)
         return
     logits += tl.load(rows + n) * stride
-    temperature = tl.load(temperatures + n) if TEMPERED else 0.0
+    temperature = tl.full((), 0.0, tl.float32)
+    if TEMPERED:
+        temperature = tl.load(temperatures + n)
     chunk = tl.arange(0, CHUNKS)
     there = chunk < num_chunks
     chunk_peak = tl.load(peaks + n * num_chunks + chunk, mask=there, other=float("-inf"))
