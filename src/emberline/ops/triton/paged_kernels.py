@@ -1,0 +1,248 @@
+"""The two kernels of `paged_attention`: attention over a span of keys, and the merge of spans.
+
+A state is what an online softmax carries (Milakov and Gimelshein 2018): for each row the highest
+score so far in units of log2, the mass of exponentials below it, and the values mixed by them. A
+row that has seen nothing has the score -inf and zeros.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is the GPU's own exponential
+
+
+@triton.jit
+def _merge(peak, mass, mixed, peak_2, mass_2, mixed_2):
+    """Two states as one. With explicit fused products, so that every kernel rounds alike."""
+    top = tl.maximum(peak, peak_2)
+    ground = tl.where(top == float("-inf"), 0.0, top)
+    first = tl.exp2(peak - ground)
+    second = tl.exp2(peak_2 - ground)
+    mass = tl.fma(mass, first, mass_2 * second)
+    wide = tl.broadcast_to(first[:, None], mixed.shape)
+    return top, mass, tl.fma(mixed, wide, mixed_2 * second[:, None])
+
+
+@triton.jit
+def _finish(peak, mass, mixed, sink, SINKS: tl.constexpr):
+    """The attention of a state's rows; a sink adds mass and no value."""
+    if SINKS:
+        top = tl.maximum(peak, sink)
+        shrink = tl.exp2(peak - top)
+        mass = mass * shrink + tl.exp2(sink - top)
+        mixed = mixed * shrink[:, None]
+    # A row of a tile that no query has may see nothing at all.
+    return mixed / tl.where(mass > 0.0, mass, 1.0)[:, None]
+
+
+@triton.jit
+def _see(
+    q, k, v, seen, peak, mass, mixed, scale, soft_cap,
+    CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A state after one more tile of keys, of which each row sees its own."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if CAPPED:
+        # tanh(x) is 2 sigmoid(2 x) - 1.
+        scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
+    scores = tl.where(seen, scores * LOG2_E, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    ground = tl.where(higher == float("-inf"), 0.0, higher)
+    chances = tl.exp2(scores - ground[:, None])
+    shrink = tl.exp2(peak - ground)
+    mass = mass * shrink + tl.sum(chances, 1)
+    mixed = tl.dot(chances.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
+    return higher, mass, mixed
+
+
+@triton.jit
+def _walk(
+    q, keys, values, pages, begin, end, position, peak, mass, mixed,
+    key_stride, value_stride, scale, soft_cap,
+    DIM: tl.constexpr, LANES: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A state after the keys of positions [begin, end) of one request.
+
+    What lies past `end` is not read: it may be another request's, or nothing.
+    """
+    lane = tl.arange(0, LANES)
+    value_lane = tl.arange(0, VALUE_LANES)
+    for start in range(begin, end, KEYS):
+        column = start + tl.arange(0, KEYS)
+        inside = column < end
+        page = tl.load(pages + column // PAGE, mask=inside, other=0).to(tl.int64)
+        slot = (page * PAGE + column % PAGE)[:, None]
+        here = inside[:, None]
+        k = tl.load(keys + slot * key_stride + lane, mask=here & (lane < DIM), other=0.0)
+        v = tl.load(
+            values + slot * value_stride + value_lane,
+            mask=here & (value_lane < VALUE_DIM), other=0.0,
+        )  # fmt: skip
+        seen = inside[None, :]
+        if CAUSAL:
+            seen = seen & (column[None, :] <= position[:, None])
+        if WINDOW > 0:
+            seen = seen & (column[None, :] > position[:, None] - WINDOW)
+        peak, mass, mixed = _see(
+            q, k, v, seen, peak, mass, mixed, scale, soft_cap, CAPPED, PRECISION
+        )
+    return peak, mass, mixed
+
+
+@triton.jit
+def attend_span(
+    q, keys, values, block_keys, block_values, sinks,
+    query_start_loc, lens, page_table, mixed_out, states_out,
+    q_stride, q_head_stride, key_stride, key_head_stride, value_stride, value_head_stride,
+    block_key_stride, block_key_head_stride, block_value_stride, block_value_head_stride,
+    table_stride, scale, soft_cap,
+    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr,
+    SPANS: tl.constexpr, SINKS: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr,
+    PAGE: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    CHUNK: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of one request's rows and one key head, over its share of the keys."""
+    req = tl.program_id(0) // TILES
+    tile = tl.program_id(0) % TILES
+    kv_head = tl.program_id(1)
+    span = tl.program_id(2)
+    length = tl.load(lens + req).to(tl.int32)
+    if BLOCK > 0:
+        first = req * BLOCK
+        count = BLOCK
+    else:
+        first = tl.load(query_start_loc + req).to(tl.int32)
+        count = tl.load(query_start_loc + req + 1).to(tl.int32) - first
+    if tile * ROWS >= count * GROUP:
+        return
+
+    packed = tile * ROWS + tl.arange(0, ROWS)
+    live = packed < count * GROUP
+    query = packed // GROUP
+    head = kv_head * GROUP + packed % GROUP
+    row = (first + query).to(tl.int64)
+    lane = tl.arange(0, LANES)
+    value_lane = tl.arange(0, VALUE_LANES)
+    x = tl.load(
+        q + row[:, None] * q_stride + head[:, None] * q_head_stride + lane,
+        mask=live[:, None] & (lane < DIM), other=0.0,
+    )  # fmt: skip
+
+    # The keys that any row of the tile sees, from a multiple of KEYS on.
+    position = length - count + query
+    low = 0
+    high = length
+    if BLOCK == 0:
+        high = tl.minimum(length, length - count + ((tile + 1) * ROWS - 1) // GROUP + 1)
+    if WINDOW > 0:
+        low = tl.maximum(0, length - count + tile * ROWS // GROUP - WINDOW + 1) // KEYS * KEYS
+
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, VALUE_LANES), tl.float32)
+    if BLOCK > 0:
+        column = tl.arange(0, COLUMNS)
+        drafted = (first + column).to(tl.int64)[:, None]
+        # By the first span alone.
+        inside = (column < BLOCK) & (span == 0)
+        k = tl.load(
+            block_keys + drafted * block_key_stride + kv_head * block_key_head_stride + lane,
+            mask=inside[:, None] & (lane < DIM), other=0.0,
+        )  # fmt: skip
+        v = tl.load(
+            block_values + drafted * block_value_stride + kv_head * block_value_head_stride
+            + value_lane,
+            mask=inside[:, None] & (value_lane < VALUE_DIM), other=0.0,
+        )  # fmt: skip
+        peak, mass, mixed = _see(
+            x, k, v, inside[None, :], peak, mass, mixed, scale, soft_cap, CAPPED, PRECISION
+        )
+
+    keys += kv_head * key_head_stride
+    values += kv_head * value_head_stride
+    pages = page_table + req.to(tl.int64) * table_stride
+    if CHUNK > 0:
+        if SPANS > 1:
+            low = tl.maximum(low, span * CHUNK)
+            high = tl.minimum(high, (span + 1) * CHUNK)
+        for chunk in range(low // CHUNK, tl.cdiv(high, CHUNK)):
+            peak_2, mass_2, mixed_2 = _walk(
+                x, keys, values, pages,
+                tl.maximum(low, chunk * CHUNK), tl.minimum(high, (chunk + 1) * CHUNK), position,
+                tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
+                tl.zeros((ROWS, VALUE_LANES), tl.float32),
+                key_stride, value_stride, scale, soft_cap, DIM, LANES, VALUE_DIM, VALUE_LANES,
+                PAGE, KEYS, BLOCK == 0, WINDOW, CAPPED, PRECISION,
+            )  # fmt: skip
+            peak, mass, mixed = _merge(peak, mass, mixed, peak_2, mass_2, mixed_2)
+    else:
+        if SPANS > 1:
+            share = tl.cdiv(tl.cdiv(high - low, KEYS), SPANS) * KEYS
+            low += span * share
+            high = tl.minimum(high, low + share)
+        peak, mass, mixed = _walk(
+            x, keys, values, pages, low, high, position, peak, mass, mixed,
+            key_stride, value_stride, scale, soft_cap, DIM, LANES, VALUE_DIM, VALUE_LANES,
+            PAGE, KEYS, BLOCK == 0, WINDOW, CAPPED, PRECISION,
+        )  # fmt: skip
+
+    cell = row * (tl.num_programs(1) * GROUP) + head
+    written = live[:, None] & (value_lane < VALUE_DIM)
+    if SPANS > 1:
+        cell = cell * SPANS + span
+        tl.store(states_out + 2 * cell, peak, mask=live)
+        tl.store(states_out + 2 * cell + 1, mass, mask=live)
+        # The merge does not read what an empty span would write.
+        full = written & (peak > float("-inf"))[:, None]
+        tl.store(mixed_out + cell[:, None] * VALUE_DIM + value_lane, mixed, mask=full)
+    else:
+        sink = peak
+        if SINKS:
+            sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2_E
+        result = _finish(peak, mass, mixed, sink, SINKS)
+        target = mixed_out + cell[:, None] * VALUE_DIM + value_lane
+        tl.store(target, result.to(mixed_out.dtype.element_ty), mask=written)
+
+
+@triton.jit
+def merge_spans(
+    mixed_in, states, sinks, query_start_loc, out, num_reqs,
+    VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr, SPANS: tl.constexpr,
+    SINKS: tl.constexpr, RAGGED: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """The spans of one row's head, first to last.
+
+    Some are written out together, so that all their loads are under way before the first merge.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    if RAGGED and row >= tl.load(query_start_loc + num_reqs):
+        return
+    cell = row * tl.num_programs(1) + tl.program_id(1)
+    one = tl.arange(0, 1)
+    lane = tl.arange(0, VALUE_LANES)[None, :]
+    peak = tl.full((1,), float("-inf"), tl.float32)
+    mass = tl.zeros((1,), tl.float32)
+    mixed = tl.zeros((1, VALUE_LANES), tl.float32)
+    for begin in range(0, SPANS, TOGETHER):
+        for step in tl.static_range(TOGETHER):
+            span = begin + step
+            within = span < SPANS
+            state = states + 2 * (cell * SPANS + span) + one
+            peak_2 = tl.load(state, mask=within, other=float("-inf"))
+            mass_2 = tl.load(state + 1, mask=within, other=0.0)
+            mixed_2 = tl.load(
+                mixed_in + (cell * SPANS + span) * VALUE_DIM + lane,
+                mask=(lane < VALUE_DIM) & (peak_2 > float("-inf"))[:, None], other=0.0,
+            )  # fmt: skip
+            peak, mass, mixed = _merge(peak, mass, mixed, peak_2, mass_2, mixed_2)
+    sink = peak
+    if SINKS:
+        sink = tl.load(sinks + tl.program_id(1) + one).to(tl.float32) * LOG2_E
+    result = _finish(peak, mass, mixed, sink, SINKS)
+    target = out + cell * VALUE_DIM + lane
+    tl.store(target, result.to(out.dtype.element_ty), mask=lane < VALUE_DIM)
