@@ -39,13 +39,19 @@ def provenance() -> dict[str, object]:
     return {
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "commit": commit,
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
+        "command": " ".join(["python", _program(), *words]),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
     }
+
+
+def _program() -> str:
+    """The running benchmark's file, from the repository on."""
+    path, home = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parent
+    return f"benchmarks/{path.relative_to(home) if path.is_relative_to(home) else path.name}"
 
 
 def write(name: str, figures: dict[str, object]) -> Path:

@@ -163,11 +163,13 @@ def test_values_may_be_narrower_than_keys() -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 40}])
-def test_in_fixed_order_a_row_is_the_same_whatever_runs_beside_it(options, monkeypatch) -> None:
+@pytest.mark.parametrize(("options", "dtype"), [({}, BRAIN), ({"sliding_window": 40}, WIDE)])
+def test_in_fixed_order_a_row_is_the_same_whatever_runs_beside_it(
+    options, dtype, monkeypatch
+) -> None:
     """Alone, in a block, beside others, under a wider table, by one program or by several."""
     counts, lens = [4, 2], [600, 300]
-    world = make_world(counts, lens, 40, 1, 3, 64, WIDE, fixed_order=True)
+    world = make_world(counts, lens, 40, 1, 3, 64, dtype, fixed_order=True)
     want = world.attend(fast.paged_attention, **options)
     context = world.context
     for row in (0, 3):  # of the first request
@@ -183,8 +185,8 @@ def test_in_fixed_order_a_row_is_the_same_whatever_runs_beside_it(options, monke
 
 
 def test_in_fixed_order_a_block_is_the_same_whatever_runs_beside_it(monkeypatch) -> None:
-    world = make_world([7, 7], [600, 20], 40, 1, 3, 64, WIDE, fixed_order=True)
-    q, fresh = world.q[:-2], [rows(14, 1, 64, WIDE) for _ in range(2)]
+    world = make_world([7, 7], [600, 20], 40, 1, 3, 64, BRAIN, fixed_order=True)
+    q, fresh = world.q[:-2], [rows(14, 1, 64, BRAIN) for _ in range(2)]
 
     def run(count: int, context: PagedContext) -> torch.Tensor:
         parts = (part[: 7 * count] for part in (q, *fresh))

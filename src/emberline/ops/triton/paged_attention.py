@@ -149,7 +149,7 @@ def _attend(
         context.page_table.stride(0), scale, soft_cap or 0.0,
         **shape, GROUP=num_heads // kv_heads, DIM=dim, LANES=_lanes(dim),
         PAGE=context.page_size, TILES=grid.tiles, ROWS=grid.rows,
-        KEYS=64 if lanes <= 128 and q.element_size() < 4 else 32,
+        KEYS=_keys(lanes, q.dtype),
         CHUNK=grid.chunk, WINDOW=sliding_window or 0, CAPPED=soft_cap is not None,
         BLOCK=block_len, COLUMNS=max(16, triton.next_power_of_2(block_len)) if block_len else 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
@@ -162,6 +162,13 @@ def _attend(
             num_warps=1,
         )  # fmt: skip
     return out
+
+
+def _keys(lanes: int, dtype: torch.dtype) -> int:
+    """Of a tile, so that its products stay in registers."""
+    if dtype == torch.float32:
+        return 32 if lanes <= 64 else 16
+    return 64 if lanes <= 128 else 32
 
 
 def _lanes(width: int) -> int:
