@@ -186,7 +186,7 @@ def _last_draw(
     return tl.where(mass > 0, found * CHUNK + place, 0).to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs"])
 def _emit(
     logits, draft_ids, draft_logits, normalisers, starts, lens,
     positions, seeds, temperatures, purposes, peaks, masses,

@@ -37,6 +37,7 @@ from emberline.ops.triton.scores import check_rows
 
 FEW_COLUMNS, MANY_COLUMNS = 512, 1024  # a program's, in a small and in a large vocabulary
 LARGE_VOCAB = 1 << 16
+MOST_ROWS = 32  # requests of one product: with more of them registers run out
 STRIPE = 64  # columns of one product
 FAST_RANK_BYTES = 512  # of a row of w2: three stripes of it fit the memory that a program shares
 FEATURES = 512  # of a hidden state that a confidence takes at a time
@@ -63,40 +64,43 @@ class Walk:
 
 @triton.jit
 def _before(
-    ids, anchors, best, rows, there, num_reqs, num_drafts, num_parts,
-    SLOT: tl.constexpr, SETTLED: tl.constexpr, PARTS: tl.constexpr,
+    ids, anchors, best, rows, there, slot, num_reqs, num_drafts, num_parts,
+    FIRST: tl.constexpr, SETTLED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS] the token before slot SLOT: the anchor, or the draft of the slot before."""
-    if SLOT == 0:
+    """[ROWS] the token before a slot: the anchor, or the draft of the slot before."""
+    if FIRST:
         return tl.load(anchors + rows, mask=there, other=0)
     elif SETTLED:
-        return tl.load(ids + rows * num_drafts + (SLOT - 1), mask=there, other=0)
+        return tl.load(ids + rows * num_drafts + (slot - 1), mask=there, other=0)
     else:
         part = tl.arange(0, PARTS)
         # Two slots take turns: this one's candidates must not touch those it reads.
-        at = (((SLOT - 1) % 2) * num_reqs + rows[:, None]) * num_parts + part
+        at = (((slot - 1) % 2) * num_reqs + rows[:, None]) * num_parts + part
         known = there[:, None] & (part < num_parts)
         return column_of(tl.max(tl.load(best + at, mask=known, other=NO_CANDIDATE), 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slot", "num_reqs"])
 def _draw_slot(
     base, w1, w2, ids, anchors, positions, seeds, temperatures, purposes,
     best, peaks, masses, drawn,
-    num_reqs, num_drafts, num_parts, size,
-    SLOT: tl.constexpr, WRITES: tl.constexpr, RANK: tl.constexpr, LANES: tl.constexpr,
+    slot, num_reqs, num_drafts, num_parts, size,
+    FIRST: tl.constexpr, WRITES: tl.constexpr, RANK: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, STRIPE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, g) takes COLUMNS columns of the vocabulary for ROWS requests."""
-    part = tl.program_id(0)
-    rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    """Program (g, i) takes COLUMNS columns of the vocabulary for ROWS requests.
+
+    Groups are the faster axis: those that need the same columns of w2 run at the same time.
+    """
+    part = tl.program_id(1)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     there = rows < num_reqs
     before = _before(
-        ids, anchors, best, rows, there, num_reqs, num_drafts, num_parts, SLOT, WRITES, PARTS
+        ids, anchors, best, rows, there, slot, num_reqs, num_drafts, num_parts, FIRST, WRITES, PARTS
     )
-    if SLOT > 0 and not WRITES:
-        tl.store(ids + rows * num_drafts + (SLOT - 1), before, mask=there & (part == 0))
+    if not FIRST and not WRITES:
+        tl.store(ids + rows * num_drafts + (slot - 1), before, mask=there & (part == 0))
     lane = tl.arange(0, LANES)
     known = there[:, None] & (lane < RANK)
     latent = tl.load(w1 + before[:, None] * RANK + lane, mask=known, other=0.0)
@@ -108,7 +112,7 @@ def _draw_slot(
     if not WRITES:
         noisy = temperature > 0  # without q nothing else can be drawn from
     asked = there & (temperature > 0) & (purpose != TARGET)
-    position = tl.load(positions + rows, mask=there, other=0) + (SLOT + 1)
+    position = tl.load(positions + rows, mask=there, other=0) + (slot + 1)
     word = hash_key(tl.load(seeds + rows, mask=there, other=0), position, purpose)
     any_noise = tl.max(noisy.to(tl.int32), 0) > 0
 
@@ -126,7 +130,7 @@ def _draw_slot(
         if INTERPRETED:  # its product takes the bits of a bfloat16 for an integer
             weight = weight.to(tl.float32)
         bias = tl.dot(latent, weight, input_precision=PRECISION)
-        at = (rows[:, None] * num_drafts + SLOT) * size + column
+        at = (rows[:, None] * num_drafts + slot) * size + column
         live = there[:, None] & inside[None, :]
         x = tl.load(base + at, mask=live, other=float("-inf")).to(tl.float32) + bias
         x = tempered(x, temperature[:, None])
@@ -141,29 +145,29 @@ def _draw_slot(
         columns = tl.broadcast_to(column[None, :], (ROWS, STRIPE))
         key = tl.where(live, candidate(x, columns), NO_CANDIDATE)
         top = tl.maximum(top, tl.max(key, 1))
-    at = ((SLOT % 2) * num_reqs + rows) * num_parts + part
+    at = ((slot % 2) * num_reqs + rows) * num_parts + part
     tl.store(best + at, top, mask=there)
     if WRITES:
         tl.store(peaks + at, peak, mask=there)
         tl.store(masses + at, mass, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slot", "num_reqs"])
 def _settle_slot(
     drawn, best, peaks, masses, positions, seeds, temperatures, purposes, ids, normalisers,
-    num_reqs, num_drafts, num_parts, size,
-    SLOT: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+    slot, num_reqs, num_drafts, num_parts, size,
+    PARTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One request a program: its draft of this slot, where q is written."""
     req = tl.program_id(0).to(tl.int64)
-    states = ((SLOT % 2) * num_reqs + req) * num_parts
-    k = req * num_drafts + SLOT
+    states = ((slot % 2) * num_reqs + req) * num_parts
+    k = req * num_drafts + slot
     purpose = tl.load(purposes + req)
     # What is at `drawn` has been divided by the temperature: 1 is left, or 0 for the best.
     greedy = tl.load(temperatures + req) == 0
     chosen, peak, mass = settle_row(
         drawn + k * size, best + states, peaks + states, masses + states,
-        tl.where(greedy, 0.0, 1.0), tl.load(seeds + req), tl.load(positions + req) + SLOT + 1,
+        tl.where(greedy, 0.0, 1.0), tl.load(seeds + req), tl.load(positions + req) + slot + 1,
         purpose, size, num_parts, PARTS, COLUMNS,
     )  # fmt: skip
     tl.store(ids + k, chosen)
@@ -171,7 +175,7 @@ def _settle_slot(
     tl.store(normalisers + k * 2 + 1, mass)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs"])
 def _finish(
     hidden, w1, weight, bias, scales, anchors, best, ids, confidence,
     num_reqs, num_drafts, num_parts,
@@ -192,18 +196,18 @@ def _finish(
     if CONFIDENT:
         total = tl.zeros((FEATURES,), tl.float32)
         for start in range(0, DIM, FEATURES):
-            at = start + tl.arange(0, FEATURES)
-            h = tl.load(hidden + k * DIM + at, mask=at < DIM, other=0.0)
-            total += h.to(tl.float32) * tl.load(weight + at, mask=at < DIM, other=0.0).to(
-                tl.float32
-            )
+            feature = start + tl.arange(0, FEATURES)
+            inside = feature < DIM
+            h = tl.load(hidden + k * DIM + feature, mask=inside, other=0.0)
+            w = tl.load(weight + feature, mask=inside, other=0.0)
+            total += h.to(tl.float32) * w.to(tl.float32)
         logit = tl.sum(total, 0)
         if WIDE:
             before = tl.load(anchors + req) if slot == 0 else tl.load(ids + k - 1)
             lane = tl.arange(0, LANES)
             e = tl.load(w1 + before * RANK + lane, mask=lane < RANK, other=0.0)
-            w = tl.load(weight + DIM + lane, mask=lane < RANK, other=0.0)
-            logit += tl.sum(e.to(tl.float32) * w.to(tl.float32), 0)
+            we = tl.load(weight + DIM + lane, mask=lane < RANK, other=0.0)
+            logit += tl.sum(e.to(tl.float32) * we.to(tl.float32), 0)
         if BIASED:
             logit += tl.load(bias).to(tl.float32)
         logit = tl.div_rn(logit, tl.load(scales + slot))
@@ -260,22 +264,22 @@ def markov_walk(
         peaks, masses = torch.empty(2, 2, num_reqs, num_parts, device=device).unbind()
         drawn = torch.empty(num_reqs, num_drafts, size, device=device)
         normalisers = torch.empty(num_reqs, num_drafts, 2, device=device)
-    row_group = min(64, max(16, triton.next_power_of_2(num_reqs)))
+    row_group = min(MOST_ROWS, max(16, triton.next_power_of_2(num_reqs)))
     draws = (keys.positions, keys.seeds, temperatures, keys.purposes)
     for slot in range(num_drafts):
-        _draw_slot[(num_parts, triton.cdiv(num_reqs, row_group))](
+        _draw_slot[(triton.cdiv(num_reqs, row_group), num_parts)](
             base, w1, w2, ids, anchors, *draws, best, peaks, masses, drawn,
-            num_reqs, num_drafts, num_parts, size,
-            SLOT=slot, WRITES=need_logits, RANK=rank, LANES=lanes, ROWS=row_group, PARTS=parts,
-            COLUMNS=columns, STRIPE=STRIPE,
+            slot, num_reqs, num_drafts, num_parts, size,
+            FIRST=slot == 0, WRITES=need_logits, RANK=rank, LANES=lanes, ROWS=row_group,
+            PARTS=parts, COLUMNS=columns, STRIPE=STRIPE,
             PRECISION="ieee" if w2.dtype == torch.float32 else "tf32",
             num_stages=3 if lanes * w2.element_size() <= FAST_RANK_BYTES else 1,
         )  # fmt: skip
         if need_logits:
             _settle_slot[(num_reqs,)](
                 drawn, best, peaks, masses, *draws, ids, normalisers,
-                num_reqs, num_drafts, num_parts, size,
-                SLOT=slot, PARTS=parts, COLUMNS=columns,
+                slot, num_reqs, num_drafts, num_parts, size,
+                PARTS=parts, COLUMNS=columns,
             )  # fmt: skip
     confidences = None
     if confidence is not None:

@@ -1,0 +1,269 @@
+"""What is verified and where its rows are, on a GPU: from confidences to a layout.
+
+`allocate` is the allocation of `verify.planner.LaggedTopK`, the budget being given; `lay_out` and
+`fill_batch` are `TokenLayout.build` and `engine.step.forward_batch` for buckets of fixed size,
+whose tail is padding. Nothing waits for the host, and no shape depends on a value.
+
+Must not know why a budget is what it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+REQS = 64  # requests that a program looks at together
+TOKENS = 128  # tokens that a program writes together
+
+
+@triton.jit
+def _survival(confidence, before):
+    """Of one more draft. NaN counts as 0: unknown is not worth verifying."""
+    known = tl.where(confidence == confidence, confidence, 0.0)
+    return before * tl.minimum(tl.maximum(known, 0.0), 1.0).to(tl.float64)
+
+
+@triton.jit(do_not_specialize=["num_reqs"])
+def _allocate(
+    confidence, num_drafted, budget, num_admitted, num_reqs, num_drafts,
+    SLOTS: tl.constexpr, REQS: tl.constexpr,
+):  # fmt: skip
+    """One request a program: for each of its drafts it counts those that come first."""
+    req = tl.program_id(0)
+    slot = tl.arange(0, SLOTS)
+    own = tl.zeros((SLOTS,), tl.float64)
+    survival = tl.full((), 1.0, tl.float64)
+    for k in range(num_drafts):
+        survival = _survival(tl.load(confidence + req * num_drafts + k), survival)
+        own = tl.where(slot == k, survival, own)
+    first = tl.zeros((SLOTS,), tl.int64)
+    for lo in range(0, num_reqs, REQS):
+        other = lo + tl.arange(0, REQS)
+        there = other < num_reqs
+        drafted = tl.load(num_drafted + other, mask=there, other=0)
+        theirs = tl.full((REQS,), 1.0, tl.float64)
+        for k in range(num_drafts):
+            c = tl.load(confidence + other * num_drafts + k, mask=there, other=0.0)
+            theirs = _survival(c, theirs)
+            earlier = (k < slot[None, :]) | ((k == slot[None, :]) & (other[:, None] < req))
+            ahead = (theirs[:, None] > own[None, :]) | ((theirs[:, None] == own[None, :]) & earlier)
+            ahead = ahead & (k < drafted)[:, None]
+            first += tl.sum(ahead.to(tl.int64), 0)
+    admitted = (slot < tl.load(num_drafted + req)) & (first < tl.load(budget))
+    tl.store(num_admitted + req, tl.sum(admitted.to(tl.int64), 0))
+
+
+def allocate(confidence: Tensor, num_drafted: Tensor, budget: Tensor) -> Tensor:
+    """How many drafts of each request are among the `budget` likeliest to survive.
+
+    By survival, the product of the confidences up to a draft; ties by position, then by request.
+
+    Args:
+        confidence: [B, K] float32, contiguous.
+        num_drafted: [B] int64, 0 .. K.
+        budget: [] int64, drafts of all requests together.
+
+    Returns:
+        [B] int64: a prefix of each block.
+    """
+    num_reqs, num_drafts = confidence.shape
+    num_admitted = torch.empty_like(num_drafted)
+    if num_reqs:
+        _allocate[(num_reqs,)](
+            confidence.contiguous(), num_drafted, budget, num_admitted, num_reqs, num_drafts,
+            SLOTS=triton.next_power_of_2(max(num_drafts, 1)), REQS=REQS,
+        )  # fmt: skip
+    return num_admitted
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayout:
+    """The tensors of a `TokenLayout` in a bucket of B requests, T tokens and Q scored tokens.
+
+    Requests of the bucket that do not live have a length of 0. Of the tails: tokens past the last
+    live one have request -1, offset 0 and the last rows; scored entries past the last one point at
+    token 0, whose logits nobody reads there.
+    """
+
+    query_start_loc: Tensor  # [B + 1] int64
+    window_lens: Tensor  # [B] int64
+    req_of_token: Tensor  # [T] int64
+    offset_of_token: Tensor  # [T] int64
+    row_of_token: Tensor  # [T] int64
+    scored_start_loc: Tensor  # [B + 1] int64
+    token_of_scored: Tensor  # [Q] int64
+    window_start: Tensor  # [B] int64, scored space
+
+
+@triton.jit(do_not_specialize=["num_reqs", "num_tokens", "num_scored", "num_rows"])
+def _lay_out(
+    query_lens, window_lens, scored_lens,
+    query_start_loc, req_of_token, offset_of_token, row_of_token,
+    scored_start_loc, token_of_scored, window_start,
+    num_reqs, num_tokens, num_scored, num_rows,
+    GRANULE: tl.constexpr, REQS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Program b writes request b's part of every tensor, program B what belongs to none."""
+    req = tl.program_id(0)
+    other = tl.arange(0, REQS)
+    mine = other < req
+    lens = tl.load(query_lens + other, mask=mine, other=0)
+    start = tl.sum(lens, 0)
+    row_start = tl.sum((lens + GRANULE - 1) // GRANULE * GRANULE, 0)
+    scored_start = tl.sum(tl.load(scored_lens + other, mask=mine, other=0), 0)
+    tl.store(query_start_loc + req, start)
+    tl.store(scored_start_loc + req, scored_start)
+    lane = tl.arange(0, TOKENS)
+    if req == num_reqs:
+        for lo in range(start, num_tokens, TOKENS):
+            token = lo + lane
+            mask = token < num_tokens
+            tl.store(req_of_token + token, tl.full((TOKENS,), -1, tl.int64), mask=mask)
+            tl.store(offset_of_token + token, tl.zeros((TOKENS,), tl.int64), mask=mask)
+            tl.store(row_of_token + token, num_rows - num_tokens + token, mask=mask)
+        for lo in range(scored_start, num_scored, TOKENS):
+            scored = lo + lane
+            nowhere = tl.zeros((TOKENS,), tl.int64)
+            tl.store(token_of_scored + scored, nowhere, mask=scored < num_scored)
+    else:
+        length = tl.load(query_lens + req)
+        num_own = tl.load(scored_lens + req)
+        for lo in range(0, length, TOKENS):
+            offset = lo + lane.to(tl.int64)
+            # A bucket that is too small loses its last tokens, and nobody else's memory.
+            mask = (offset < length) & (start + offset < num_tokens)
+            tl.store(req_of_token + start + offset, offset * 0 + req, mask=mask)
+            tl.store(offset_of_token + start + offset, offset, mask=mask)
+            tl.store(row_of_token + start + offset, row_start + offset, mask=mask)
+        for lo in range(0, num_own, TOKENS):
+            index = lo + lane.to(tl.int64)
+            mask = (index < num_own) & (scored_start + index < num_scored)
+            token = start + length - num_own + index
+            tl.store(token_of_scored + scored_start + index, token, mask=mask)
+        window = tl.load(window_lens + req)
+        tl.store(window_start + req, scored_start + num_own - window)
+
+
+def lay_out(
+    query_lens: Tensor,
+    window_lens: Tensor,
+    scored_lens: Tensor,
+    *,
+    num_tokens: int,
+    num_scored: int,
+    num_rows: int | None = None,
+    width: int = 1,
+) -> DeviceLayout:
+    """`TokenLayout.build` without the host.
+
+    Args:
+        query_lens: [B] int64, tokens each request forwards; 0: it does not live.
+        window_lens: [B] int64, trailing tokens each samples from.
+        scored_lens: [B] int64, trailing tokens that get logits.
+        num_tokens: T of the bucket, at least the sum of `query_lens`.
+        num_scored: Q of the bucket, at least the sum of `scored_lens`.
+        num_rows: R of the bucket, None = T. Padding takes the last of them.
+        width: rows of a request start at a multiple of it: 1 = compact.
+    """
+    num_reqs, device = len(query_lens), query_lens.device
+
+    def ints(count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.int64, device=device)
+
+    layout = DeviceLayout(
+        query_start_loc=ints(num_reqs + 1),
+        window_lens=window_lens,
+        req_of_token=ints(num_tokens),
+        offset_of_token=ints(num_tokens),
+        row_of_token=ints(num_tokens),
+        scored_start_loc=ints(num_reqs + 1),
+        token_of_scored=ints(num_scored),
+        window_start=ints(num_reqs),
+    )
+    _lay_out[(num_reqs + 1,)](
+        query_lens, window_lens, scored_lens,
+        layout.query_start_loc, layout.req_of_token, layout.offset_of_token, layout.row_of_token,
+        layout.scored_start_loc, layout.token_of_scored, layout.window_start,
+        num_reqs, num_tokens, num_scored, num_tokens if num_rows is None else num_rows,
+        GRANULE=width, REQS=triton.next_power_of_2(max(num_reqs, 1)), TOKENS=TOKENS,
+    )  # fmt: skip
+    return layout
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """What the target runs on, in token space of a bucket: those of a `ForwardBatch`."""
+
+    token_ids: Tensor  # [T] int64, 0 past the last live token
+    positions: Tensor  # [T] int64, 0 past it
+    slot_mapping: Tensor  # [T] int64, past it in page 0, which is scratch
+    seq_lens: Tensor  # [B] int64
+
+
+@triton.jit(do_not_specialize=["num_reqs", "num_tokens"])
+def _fill(
+    req_of_token, offset_of_token, query_start_loc, known_ids, known_start_loc, start_positions,
+    draft_ids, page_table, token_ids, positions, slot_mapping, seq_lens,
+    num_reqs, num_tokens, num_drafts, num_pages,
+    PAGE: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    inside = index < num_tokens
+    req = tl.load(req_of_token + index, mask=inside, other=-1)
+    live = req >= 0
+    offset = tl.load(offset_of_token + index, mask=live, other=0)
+    known = tl.load(known_start_loc + req, mask=live, other=0)
+    num_known = tl.load(known_start_loc + req + 1, mask=live, other=0) - known
+    is_draft = live & (offset >= num_known)
+    given = tl.load(known_ids + known + offset, mask=live & (offset < num_known), other=0)
+    draft = tl.load(draft_ids + req * num_drafts + offset - num_known, mask=is_draft, other=0)
+    position = tl.load(start_positions + req, mask=live, other=0) + offset
+    page = tl.load(page_table + req * num_pages + position // PAGE, mask=live, other=0)
+    tl.store(token_ids + index, tl.where(is_draft, draft, given), mask=inside)
+    tl.store(positions + index, tl.where(live, position, 0), mask=inside)
+    slot = tl.where(live, page * PAGE + position % PAGE, index % PAGE)
+    tl.store(slot_mapping + index, slot, mask=inside)
+    # The same programs take the requests; there are never more of these than of tokens.
+    mask = index < num_reqs
+    length = tl.load(query_start_loc + index + 1, mask=mask, other=0)
+    length -= tl.load(query_start_loc + index, mask=mask, other=0)
+    end = tl.load(start_positions + index, mask=mask, other=0) + length
+    tl.store(seq_lens + index, end, mask=mask)
+
+
+def fill_batch(
+    layout: DeviceLayout,
+    *,
+    known_ids: Tensor,
+    known_start_loc: Tensor,
+    start_positions: Tensor,
+    draft_ids: Tensor,
+    page_table: Tensor,
+    page_size: int,
+) -> DeviceBatch:
+    """Ids, positions and slots of every token of a bucket: known tokens, then admitted drafts.
+
+    Args:
+        layout: of the step; a request's query is its known tokens and as many drafts as fit.
+        known_ids: [any] int64, request-major; of a request that only decodes, its anchor.
+        known_start_loc: [B + 1] int64 in `known_ids`.
+        start_positions: [B] int64, position of the first known token.
+        draft_ids: [B, K] int64, contiguous.
+        page_table: [B, M] int64, contiguous.
+        page_size: tokens a page.
+    """
+    num_tokens, num_reqs = len(layout.req_of_token), len(start_positions)
+    token_ids, positions, slots = (torch.empty_like(layout.req_of_token) for _ in range(3))
+    seq_lens = torch.empty_like(start_positions)
+    _fill[(triton.cdiv(max(num_tokens, num_reqs), TOKENS),)](
+        layout.req_of_token, layout.offset_of_token, layout.query_start_loc,
+        known_ids, known_start_loc, start_positions, draft_ids, page_table,
+        token_ids, positions, slots, seq_lens,
+        num_reqs, num_tokens, draft_ids.shape[1], page_table.shape[1],
+        PAGE=page_size, TOKENS=TOKENS,
+    )  # fmt: skip
+    return DeviceBatch(token_ids, positions, slots, seq_lens)
