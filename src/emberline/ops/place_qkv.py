@@ -35,7 +35,7 @@ def place_qkv(
         Queries [N, num_heads, head_dim].
     """
     kv_heads, dim = keys.shape[1:]
-    heads = qkv.unflatten(1, (qkv.shape[1] // dim, dim))
+    heads = qkv.view(len(qkv), qkv.shape[1] // dim, dim)
     num_heads = heads.shape[1] - 2 * kv_heads
     if norm is not None:
         heads = _normed(heads, norm, eps)

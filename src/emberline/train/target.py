@@ -236,7 +236,7 @@ def lockstep_attention(query: Tensor, keys: Tensor, values: Tensor, count: int) 
     """
     # The query heads of one KV head become rows of one small product: no mask, no repetition of
     # the keys.
-    grouped = query.unflatten(1, (keys.shape[1], -1))
+    grouped = query.view(len(query), keys.shape[1], -1, query.shape[2])
     scores = grouped @ keys[:, :, :count].mT
     chances = torch.softmax(scores.float() * query.shape[-1] ** -0.5, dim=-1)
     return (chances.to(values.dtype) @ values[:, :, :count]).flatten(1, 2)

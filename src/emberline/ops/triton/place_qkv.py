@@ -87,7 +87,7 @@ def place_qkv(
 ) -> Tensor:
     """`ops.place_qkv.place_qkv` in one launch. Rows may lie apart; a row's elements may not."""
     kv_heads, dim = keys.shape[1:]
-    heads = qkv.unflatten(1, (qkv.shape[1] // dim, dim))
+    heads = qkv.view(len(qkv), qkv.shape[1] // dim, dim)
     q = qkv.new_empty(len(qkv), heads.shape[1] - 2 * kv_heads, dim)
     _place(heads[:, None], cos, signed_sin, keys[None], values[None], slots, q, norm, eps)
     return q
