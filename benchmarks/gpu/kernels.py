@@ -16,11 +16,14 @@ from dataclasses import asdict
 
 import torch
 
-from gpu import model_ops
+from gpu import model_ops, sampling_ops
 from gpu.timing import Case, Timing, copy_bandwidth, launch_seconds, measure, multiply_rate
 from record import write
 
-SUITES: dict[str, Callable[[torch.dtype, str], Iterable[Case]]] = {"model": model_ops.cases}
+SUITES: dict[str, Callable[[torch.dtype, str], Iterable[Case]]] = {
+    "model": model_ops.cases,
+    "sampling": sampling_ops.cases,
+}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 

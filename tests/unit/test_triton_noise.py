@@ -6,17 +6,15 @@ import math
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from emberline.batch import DrawKeys, Purpose
+from emberline.ops.triton import noise
 from emberline.sampling import keys as plain
 
-triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
-
-from emberline.ops.triton import noise  # noqa: E402
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from support.triton_kernels import DEVICE
 
 
 @triton.jit

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from emberline.batch import DraftProposal
 from emberline.layout import TokenLayout, start_loc
+from emberline.ops.triton.plan import DeviceLayout, allocate, fill_batch, lay_out
 from emberline.verify.outlook import Confidences
 
-pytest.importorskip("triton")
-from emberline.ops.triton.plan import DeviceLayout, allocate, fill_batch, lay_out
+from support.triton_kernels import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = 4
 
 

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from emberline.layout import Scored
+from emberline.ops.triton.scores import score_tokens
 from emberline.sampling import logprobs as plain
 
-pytest.importorskip("triton")
-from emberline.ops.triton.scores import score_tokens
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from support.triton_kernels import DEVICE
 
 
 def random_logits(rows: int, vocab: int, dtype: torch.dtype = torch.float32) -> Scored:

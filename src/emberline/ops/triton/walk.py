@@ -23,7 +23,6 @@ from torch import Tensor
 from emberline.batch import DrawKeys
 from emberline.ops.triton.draws import settle_row
 from emberline.ops.triton.noise import (
-    INTERPRETED,
     NO_CANDIDATE,
     TARGET,
     candidate,
@@ -104,8 +103,6 @@ def _draw_slot(
     lane = tl.arange(0, LANES)
     known = there[:, None] & (lane < RANK)
     latent = tl.load(w1 + before[:, None] * RANK + lane, mask=known, other=0.0)
-    if INTERPRETED:
-        latent = latent.to(tl.float32)
     temperature = tl.load(temperatures + rows, mask=there, other=0.0)
     purpose = tl.load(purposes + rows, mask=there, other=0)
     noisy = (temperature > 0) & (purpose == TARGET)
@@ -127,8 +124,6 @@ def _draw_slot(
             mask=inside[None, :] & (lane[:, None] < RANK),
             other=0.0,
         )
-        if INTERPRETED:  # its product takes the bits of a bfloat16 for an integer
-            weight = weight.to(tl.float32)
         bias = tl.dot(latent, weight, input_precision=PRECISION)
         at = (rows[:, None] * num_drafts + slot) * size + column
         live = there[:, None] & inside[None, :]
