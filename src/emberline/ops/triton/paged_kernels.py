@@ -94,6 +94,70 @@ def _walk(
 
 
 @triton.jit
+def _see_block(
+    q, block_keys, block_values, first, share, kv_head, peak, mass, mixed, scale,
+    key_stride, key_head_stride, value_stride, value_head_stride,
+    DIM: tl.constexpr, LANES: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A state after the block from row `first` on; the same state where it is another's share."""
+    lane = tl.arange(0, LANES)
+    value_lane = tl.arange(0, VALUE_LANES)
+    column = tl.arange(0, COLUMNS)
+    row = (first + column).to(tl.int64)[:, None]
+    inside = (column < BLOCK) & share
+    here = inside[:, None]
+    k = tl.load(
+        block_keys + row * key_stride + kv_head * key_head_stride + lane,
+        mask=here & (lane < DIM), other=0.0,
+    )  # fmt: skip
+    v = tl.load(
+        block_values + row * value_stride + kv_head * value_head_stride + value_lane,
+        mask=here & (value_lane < VALUE_DIM), other=0.0,
+    )  # fmt: skip
+    return _see(q, k, v, inside[None, :], peak, mass, mixed, scale, 0.0, False, PRECISION)
+
+
+@triton.jit
+def _extent(length, count, tile, ROWS: tl.constexpr, GROUP: tl.constexpr, CAUSAL: tl.constexpr,
+            WINDOW: tl.constexpr, KEYS: tl.constexpr):  # fmt: skip
+    """Positions [low, high) that some row of a tile sees; low is a multiple of KEYS."""
+    low = 0
+    high = length
+    if CAUSAL:
+        last = ((tile + 1) * ROWS - 1) // GROUP
+        high = tl.minimum(length, length - count + last + 1)
+    if WINDOW > 0:
+        first = tile * ROWS // GROUP
+        low = tl.maximum(0, length - count + first - WINDOW + 1) // KEYS * KEYS
+    return low, high
+
+
+@triton.jit
+def _leave(
+    mixed_out, states_out, sinks, cell, head, live, span, peak, mass, mixed,
+    VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr, SPANS: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Write a state for the merge or, where one program saw all keys, the attention itself."""
+    value_lane = tl.arange(0, VALUE_LANES)
+    written = live[:, None] & (value_lane < VALUE_DIM)
+    if SPANS > 1:
+        cell = cell * SPANS + span
+        tl.store(states_out + 2 * cell, peak, mask=live)
+        tl.store(states_out + 2 * cell + 1, mass, mask=live)
+        # The merge does not read what an empty span would write.
+        full = written & (peak > float("-inf"))[:, None]
+        tl.store(mixed_out + cell[:, None] * VALUE_DIM + value_lane, mixed, mask=full)
+    else:
+        sink = peak
+        if SINKS:
+            sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2_E
+        result = _finish(peak, mass, mixed, sink, SINKS)
+        target = mixed_out + cell[:, None] * VALUE_DIM + value_lane
+        tl.store(target, result.to(mixed_out.dtype.element_ty), mask=written)
+
+
+@triton.jit
 def attend_span(
     q, keys, values, block_keys, block_values, sinks,
     query_start_loc, lens, page_table, mixed_out, states_out,
@@ -123,46 +187,25 @@ def attend_span(
 
     packed = tile * ROWS + tl.arange(0, ROWS)
     live = packed < count * GROUP
-    query = packed // GROUP
+    position = length - count + packed // GROUP
     head = kv_head * GROUP + packed % GROUP
-    row = (first + query).to(tl.int64)
+    row = (first + packed // GROUP).to(tl.int64)
     lane = tl.arange(0, LANES)
-    value_lane = tl.arange(0, VALUE_LANES)
     x = tl.load(
         q + row[:, None] * q_stride + head[:, None] * q_head_stride + lane,
         mask=live[:, None] & (lane < DIM), other=0.0,
     )  # fmt: skip
-
-    # The keys that any row of the tile sees, from a multiple of KEYS on.
-    position = length - count + query
-    low = 0
-    high = length
-    if BLOCK == 0:
-        high = tl.minimum(length, length - count + ((tile + 1) * ROWS - 1) // GROUP + 1)
-    if WINDOW > 0:
-        low = tl.maximum(0, length - count + tile * ROWS // GROUP - WINDOW + 1) // KEYS * KEYS
-
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, VALUE_LANES), tl.float32)
     if BLOCK > 0:
-        column = tl.arange(0, COLUMNS)
-        drafted = (first + column).to(tl.int64)[:, None]
-        # By the first span alone.
-        inside = (column < BLOCK) & (span == 0)
-        k = tl.load(
-            block_keys + drafted * block_key_stride + kv_head * block_key_head_stride + lane,
-            mask=inside[:, None] & (lane < DIM), other=0.0,
+        peak, mass, mixed = _see_block(
+            x, block_keys, block_values, first, span == 0, kv_head, peak, mass, mixed, scale,
+            block_key_stride, block_key_head_stride, block_value_stride, block_value_head_stride,
+            DIM, LANES, VALUE_DIM, VALUE_LANES, BLOCK, COLUMNS, PRECISION,
         )  # fmt: skip
-        v = tl.load(
-            block_values + drafted * block_value_stride + kv_head * block_value_head_stride
-            + value_lane,
-            mask=inside[:, None] & (value_lane < VALUE_DIM), other=0.0,
-        )  # fmt: skip
-        peak, mass, mixed = _see(
-            x, k, v, inside[None, :], peak, mass, mixed, scale, soft_cap, CAPPED, PRECISION
-        )
 
+    low, high = _extent(length, count, tile, ROWS, GROUP, BLOCK == 0, WINDOW, KEYS)
     keys += kv_head * key_head_stride
     values += kv_head * value_head_stride
     pages = page_table + req.to(tl.int64) * table_stride
@@ -190,23 +233,11 @@ def attend_span(
             key_stride, value_stride, scale, soft_cap, DIM, LANES, VALUE_DIM, VALUE_LANES,
             PAGE, KEYS, BLOCK == 0, WINDOW, CAPPED, PRECISION,
         )  # fmt: skip
-
     cell = row * (tl.num_programs(1) * GROUP) + head
-    written = live[:, None] & (value_lane < VALUE_DIM)
-    if SPANS > 1:
-        cell = cell * SPANS + span
-        tl.store(states_out + 2 * cell, peak, mask=live)
-        tl.store(states_out + 2 * cell + 1, mass, mask=live)
-        # The merge does not read what an empty span would write.
-        full = written & (peak > float("-inf"))[:, None]
-        tl.store(mixed_out + cell[:, None] * VALUE_DIM + value_lane, mixed, mask=full)
-    else:
-        sink = peak
-        if SINKS:
-            sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2_E
-        result = _finish(peak, mass, mixed, sink, SINKS)
-        target = mixed_out + cell[:, None] * VALUE_DIM + value_lane
-        tl.store(target, result.to(mixed_out.dtype.element_ty), mask=written)
+    _leave(
+        mixed_out, states_out, sinks, cell, head, live, span, peak, mass, mixed,
+        VALUE_DIM, VALUE_LANES, SPANS, SINKS,
+    )  # fmt: skip
 
 
 @triton.jit
