@@ -87,3 +87,15 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(train, ["card", str(tmp_path)])
     assert result.exit_code == 2
     assert "needs run.toml and metrics.jsonl" in result.output
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "{}", '{"a": 1}\n{"a": 2}', '{"drafts": {}, "settings": {}}']
+)
+def test_another_kind_of_evaluation_is_refused(run: Path, text: str) -> None:
+    (run / "eval.json").write_text(text)
+    words = ["card", str(run), "--eval", str(run / "eval.json")]
+    result = CliRunner().invoke(train, words)
+    assert result.exit_code == 2
+    assert "eval.json: not what `emberline eval --json` writes" in result.output
+    assert not (run / "draft" / "README.md").exists()

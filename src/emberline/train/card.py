@@ -63,6 +63,7 @@ def read_card(
 
     Raises:
         FileNotFoundError: the folder is no run.
+        ValueError: the evaluation is another kind of file.
     """
     recipe, metrics = run / "run.toml", read_lines(run / METRICS)
     if not recipe.is_file() or not metrics:
@@ -73,10 +74,26 @@ def read_card(
         tomllib.loads(recipe.read_text(encoding="utf-8")),
         metrics,
         read_rounds((data or run / "data") / ROUNDS_LOG),
-        json.loads(evaluation.read_text(encoding="utf-8")) if evaluation else None,
+        _read_evaluation(evaluation) if evaluation else None,
         json.loads(calibration.read_text(encoding="utf-8")) if calibration.is_file() else None,
         notes,
     )
+
+
+def _read_evaluation(path: Path) -> Table:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        whole = all(
+            "macro" in figures and "sets" in figures
+            for draft in found["drafts"].values()
+            for name, figures in draft.items()
+            if name.startswith("T=")
+        )
+        if whole and found["drafts"] and found["settings"]:
+            return dict(found)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise ValueError(f"{path}: not what `emberline eval --json` writes: give that file to --eval")
 
 
 def _shape(draft: Table) -> str:
@@ -197,7 +214,7 @@ def _measured(evaluation: Table) -> list[str]:
 
 
 def _shares(values: Sequence[float | None]) -> list[str]:
-    return ["" if value is None else f"{value:.3f}" for value in values]
+    return ["" if value is None else f"{abs(value):.3f}" for value in values]
 
 
 def _calibrated(calibration: Table) -> list[str]:
