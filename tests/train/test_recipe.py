@@ -98,7 +98,7 @@ def test_later_layers_win(tmp_path: Path):
         ),
         ("[loss]\nce = -1", "ce must not be negative, got -1"),
         ("[loss]\nce = [[0.5, 1], [0.2, 1]]", "loss.ce: fractions must rise from 0 to 1"),
-        ('[loss]\nce = "much"', "loss.ce must be a number or a list of"),
+        ('[loss]\nce = "much"', "loss.ce must be a finite number or a list of"),
         ("[optim]\nema = 1.0", "ema must be in [0, 1), got 1.0"),
         ('[data]\nfeatures = "disk"', "features must be fresh or cached, got 'disk'"),
         ("[loss\n", "recipe.toml: "),

@@ -129,6 +129,8 @@ def calibrate(
 
 def check_plan(recipe: Recipe, holdout: float) -> None:
     """End the program now for what would be found to be too little after the recording."""
+    if not recipe.has_confidence:
+        fail(f"{recipe.draft}: has no confidence head: nothing to calibrate")
     drafts = recipe.num_draft_tokens
     least = drafts + 2  # the prompt's own token, and one more than the drafts in a verify step
     if recipe.max_tokens < least:

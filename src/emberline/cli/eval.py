@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from emberline.hub import ModelFolder
 
 NGRAM = "ngram"
+BY_CONFIDENCE: tuple[PlannerName, ...] = ("threshold", "causal_greedy", "lagged_top_k")
 
 
 def eval(
@@ -91,6 +92,8 @@ def eval(
         plan = Plan(_sets(prompts, sets, first), _numbers(temperatures), max_tokens, seed)
         folder = resolve_model(model)
         chosen = _named(draft, name, folder)
+        if planner in BY_CONFIDENCE:
+            _check_confidences(chosen, folder, planner, draft_slot_rule)
         configs = {
             label: engine_config(
                 draft=None if source == NGRAM else source,
@@ -154,6 +157,25 @@ def _named(
             resolve_draft(source, model)  # all are there before the first is measured
         chosen[label] = source
     return chosen
+
+
+def _check_confidences(
+    chosen: dict[str, str], model: ModelFolder, planner: PlannerName, rule: SlotRule | None
+) -> None:
+    """End the program now where a planner would verify everything for want of confidences."""
+    from emberline.drafters.checkpoint import read_draft_config
+    from emberline.engine.build import model_depth
+    from emberline.hub import resolve_draft
+
+    depth = model_depth(model.path)
+    for label, source in chosen.items():
+        path = None if source == NGRAM else resolve_draft(source, model)
+        config = None if path is None else read_draft_config(path, rule, depth)
+        if not getattr(config, "has_confidence", False):
+            fail(
+                f"--planner {planner} goes by confidences, and {label} has none: every draft would "
+                "be verified; leave it out, or use verify_all"
+            )
 
 
 def _label(source: str) -> str:
@@ -252,12 +274,21 @@ def _print(grids: Sequence[Grid]) -> None:
 
 @contextmanager
 def _progress(label: str) -> Iterator[Advance]:
-    """A bar of answers on standard error."""
+    """A bar of answers on standard error, once there is one to wait for."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    progress = Progress(*columns, console=Console(stderr=True))
+    task = progress.add_task(label, total=None)
+
+    def advance(done: int, total: int) -> None:
+        progress.start()
+        progress.update(task, completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        if progress.live.is_started:
+            progress.stop()

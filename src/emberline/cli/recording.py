@@ -54,6 +54,13 @@ class Recipe:
         return read_draft_config(self.draft, self.slot_rule, depth).max_draft_tokens
 
     @property
+    def has_confidence(self) -> bool:
+        """Whether there is anything of the draft's to record."""
+        depth = model_depth(self.model.path)
+        config = read_draft_config(self.draft, self.slot_rule, depth)
+        return getattr(config, "has_confidence", False)
+
+    @property
     def prompts_name(self) -> str:
         """What the prompts are called in files."""
         return QUESTIONS if self.prompts is None else self.prompts.stem

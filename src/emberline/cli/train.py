@@ -139,7 +139,7 @@ def run(
             changes = merge([*map(read_change, change or []), *flags])
             recipe = read_recipe(config, changes)
             _train_draft(model, out, recipe, device, data, tensorboard)
-        except (ValueError, FileNotFoundError) as problem:
+        except (ValueError, OSError) as problem:
             fail(" ".join(str(problem).split()))
 
 
@@ -165,16 +165,16 @@ def _ids(text: str) -> list[int]:
 def _train_draft(
     model: str | None, out: Path, recipe: Any, device: str, data: Path | None, tensorboard: bool
 ) -> None:
-    import torch
-
     from emberline.hub import resolve_model
     from emberline.train.pipeline import train_draft
+    from emberline.train.preflight import read_device
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = read_device(device)
+    if data is not None and not data.is_dir():
+        fail(f"--data {data}: no such folder: make one with `emberline train synthesize`")
     folder = resolve_model(model).path
     with _progress(recipe.training.steps) as (say, report):
-        train_draft(folder, out, recipe, torch.device(device), data, say, report, tensorboard)
+        train_draft(folder, out, recipe, found, data, say, report, tensorboard)
 
 
 @contextmanager

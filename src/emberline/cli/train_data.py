@@ -73,16 +73,19 @@ def synthesize(
 ) -> None:
     """Write training rows: a target's own answers to given or self-written prompts."""
     with one_line_errors():
-        import torch
-
         from emberline.hub import resolve_model
         from emberline.models.weights import read_json
         from emberline.train.config import SynthesisConfig
+        from emberline.train.preflight import check_folder, read_device
         from emberline.train.selection import Selection
         from emberline.train.target import is_fast
 
+        try:
+            on_gpu = read_device(device).type == "cuda"
+            check_folder(out)
+        except ValueError as problem:
+            fail(str(problem))
         folder = resolve_model(model)
-        on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
         if sampler == "auto":
             can = on_gpu and prompts is None and is_fast(read_json(folder.path / "config.json"))
             sampler = "lockstep" if can else "engine"
@@ -107,7 +110,7 @@ def synthesize(
                 return
             settings = _engine_config(dtype, device, together, seq_len, threads)
             _engine(folder, out, config, selection, settings, max_answer, prompts, limit)
-        except (ValueError, FileNotFoundError) as problem:
+        except (ValueError, OSError) as problem:
             fail(" ".join(str(problem).split()))
 
 
@@ -164,7 +167,7 @@ def _engine(
     from emberline.engine.build import build_engine
     from emberline.hub import generation_stop_ids, load_tokenizer
     from emberline.prompts import read_conversations
-    from emberline.train.regenerate import Job, regenerate
+    from emberline.train.regenerate import Job, check_folder, regenerate
     from emberline.train.starts import GivenPrompts, SelfWritten, Source
 
     tokenizer = load_tokenizer(model.path)
@@ -183,6 +186,7 @@ def _engine(
             err=True,
         )
     job = Job(model.name, source, config, max_answer or config.seq_len, selection)
+    check_folder(out, job)
     engine = build_engine(model.path, None, settings, eos_ids=stops, name=model.name)
     if engine.max_model_len < config.seq_len:
         fail(f"--seq-len {config.seq_len}: the model's context is {engine.max_model_len} tokens")
@@ -194,7 +198,10 @@ def _engine(
 
 @contextmanager
 def _progress() -> Iterator[Advance]:
-    """A bar of dialogues on standard error, with the target's tokens a second."""
+    """A bar of dialogues on standard error, with the target's tokens a second.
+
+    It appears once there is one to wait for.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
@@ -207,11 +214,16 @@ def _progress() -> Iterator[Advance]:
         TimeLeft(),
     )
     began = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=None, rate="")
+    progress = Progress(*columns, console=Console(stderr=True))
+    task = progress.add_task("", total=None, rate="")
 
-        def advance(done: int, total: int, tokens: int) -> None:
-            rate = f"{tokens / max(time.monotonic() - began, 1e-6):,.0f} tokens/s" if tokens else ""
-            progress.update(task, completed=done, total=total, rate=rate)
+    def advance(done: int, total: int, tokens: int) -> None:
+        rate = f"{tokens / max(time.monotonic() - began, 1e-6):,.0f} tokens/s" if tokens else ""
+        progress.start()
+        progress.update(task, completed=done, total=total, rate=rate)
 
+    try:
         yield advance
+    finally:
+        if progress.live.is_started:
+            progress.stop()

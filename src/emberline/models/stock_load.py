@@ -42,10 +42,10 @@ def load_stock(
     Raises:
         ModelError: the model cannot run over pages, or the files are not whole.
     """
-    config = _config(folder)
+    config = read_config(folder)
     context_len = _context_len(config)
     limit = _model_len(config, context_len, max_model_len)
-    model = _load(folder, dtype, device)
+    model = load_whole(folder, dtype, device, attn_implementation=STEP)
     layers = survey(model, context_len)
     return StockModel(model, layers, find_blocks(model, len(layers)), limit)
 
@@ -90,7 +90,12 @@ def plain_logits(model: Any, token_ids: Tensor) -> Tensor:
     return logits.float()
 
 
-def _config(folder: Path) -> Any:
+def read_config(folder: Path) -> Any:
+    """The model's config as transformers completes it.
+
+    Raises:
+        ModelError: it cannot be read, or is of a kind that no decoder here can be.
+    """
     from transformers import AutoConfig
 
     with _quiet(folder):
@@ -158,16 +163,23 @@ def fixed_rope_len(config: Any) -> int | None:
     return min(lengths, default=None)
 
 
-def _load(folder: Path, dtype: torch.dtype, device: str) -> Any:
+def load_whole(folder: Path, dtype: torch.dtype, device: str, **options: Any) -> Any:
+    """The model as transformers has it, frozen, with all its weights and no others.
+
+    Args:
+        folder: a Hugging Face folder.
+        dtype: of the weights.
+        device: torch device.
+        options: of `from_pretrained`.
+
+    Raises:
+        ModelError: it cannot be loaded, or the weights are of another model.
+    """
     from transformers import AutoModelForCausalLM
 
     with _quiet(folder):
         model, notes = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=STEP,
-            local_files_only=True,
-            output_loading_info=True,
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **options
         )
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if found := sorted(map(str, notes.get(what) or ())):

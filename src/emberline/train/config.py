@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from emberline.train.schedule import Schedule, least, read_schedule
+from emberline.train.schedule import Schedule, least, most, read_schedule
 
 Algorithm = Literal["dspark", "eagle3"]
 ARCHITECTURES: dict[Algorithm, str] = {
@@ -18,6 +18,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 MarkovHead = Literal["vanilla", "gated", "rnn"]
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 DEFAULT_THETA = 10_000.0
+MOST_SEED = 2**32 - 1
 COPIED_FIELDS = (
     "hidden_size",
     "intermediate_size",
@@ -66,27 +67,37 @@ class DraftConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.block_size < 1 or self.num_hidden_layers < 1:
-            raise ValueError("block_size and num_hidden_layers must be at least 1")
+        _check_finite(self)
+        _check_least(self, 1, "block_size", "num_hidden_layers", "intermediate_size")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
         ids = self.target_layer_ids
         if not ids or list(ids) != sorted(set(ids)) or ids[0] < -1:
-            raise ValueError(f"target_layer_ids must rise strictly from -1 on, got {list(ids)}")
+            raise ValueError(
+                f"target_layer_ids (--taps) must rise strictly from -1 on, got {list(ids)}"
+            )
         if ids[-1] >= self.num_target_layers:
-            raise ValueError(f"layer {ids[-1]} is not one of {self.num_target_layers}")
-        if self.markov_rank < 0:
-            raise ValueError(f"markov_rank must not be negative, got {self.markov_rank}")
+            raise ValueError(
+                f"target_layer_ids (--taps): layer {ids[-1]} is not one of "
+                f"{self.num_target_layers}: they are 0 to {self.num_target_layers - 1}, and -1 "
+                "is the embedding"
+            )
+        _check_least(self, 0, "markov_rank")
         if self.markov_head_type not in MARKOV_HEADS:
             raise ValueError(f"markov_head_type must be one of {MARKOV_HEADS}")
         if self.algorithm not in ARCHITECTURES:
             raise ValueError(
                 f"algorithm must be one of {', '.join(ARCHITECTURES)}, got {self.algorithm!r}"
             )
+        if self.mask_token_id is not None:
+            _check_least(self, 0, "mask_token_id")
         if self.algorithm == "eagle3":
             self._check_eagle3()
-        elif self.mask_token_id is None or not 0 <= self.mask_token_id < self.vocab_size:
-            raise ValueError(f"mask token {self.mask_token_id} is outside the vocabulary")
+        elif self.mask_token_id is None or self.mask_token_id >= self.vocab_size:
+            raise ValueError(
+                f"mask_token_id {self.mask_token_id} is outside the vocabulary: the model's ids "
+                f"are 0 to {self.vocab_size - 1}"
+            )
 
     def _check_eagle3(self) -> None:
         if self.num_hidden_layers != 1:
@@ -94,9 +105,11 @@ class DraftConfig:
                 f"num_hidden_layers must be 1 for EAGLE-3, got {self.num_hidden_layers}"
             )
         if self.markov_rank or self.enable_confidence_head:
-            raise ValueError("EAGLE-3 has no Markov head and no confidence head")
+            raise ValueError("markov_rank: EAGLE-3 has no Markov head and no confidence head")
         if self.final_logit_softcapping is not None:
-            raise ValueError("EAGLE-3 drafts of a target with final_logit_softcapping do not exist")
+            raise ValueError(
+                "algorithm: EAGLE-3 drafts of a target with final_logit_softcapping do not exist"
+            )
         if self.mask_token_id is not None:
             raise ValueError("mask_token_id must be left out: EAGLE-3 has no open slots")
         if not 0 < self.step_loss_decay <= 1:
@@ -226,12 +239,31 @@ class SynthesisConfig:
     temperature_weights: tuple[float, ...] = (0.40, 0.25, 0.35)
 
     def __post_init__(self) -> None:
-        if min(self.rounds, self.batch_size, self.seq_len) < 1:
-            raise ValueError("rounds, batch_size and seq_len must be at least 1")
-        if len(self.temperatures) != len(self.temperature_weights):
-            raise ValueError("one weight for each temperature")
-        if min(self.temperatures) <= 0 or self.user_temperature <= 0:
-            raise ValueError("temperatures must be positive (0.01 is as good as greedy)")
+        _check_finite(self)
+        _check_least(self, 1, "rounds", "batch_size", "seq_len", "user_limit")
+        _check_seed(self.seed)
+        for name in ("plain_fraction", "question_fraction", "opening_fraction", "system_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        weights, count = self.temperature_weights, len(self.temperatures)
+        if len(weights) != count:
+            raise ValueError(
+                f"temperature_weights must be one for each of the {count} temperatures, "
+                f"got {len(weights)}"
+            )
+        if not weights or min(weights) < 0 or not sum(weights):
+            raise ValueError(
+                "temperature_weights must not be negative, and one must be above 0, "
+                f"got {list(weights)}"
+            )
+        for name, value in (
+            ("temperatures", min(self.temperatures)),
+            ("user_temperature", self.user_temperature),
+        ):
+            if value <= 0:
+                raise ValueError(
+                    f"{name} must be positive (0.01 is as good as greedy), got {value}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,14 +285,20 @@ class LossConfig:
             if least(schedule) < 0:
                 raise ValueError(f"{name} must not be negative, got {least(schedule)}")
             object.__setattr__(self, name, schedule)
+        _check_finite(self)
         for name in ("decay", "sharp_temperature"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.chunk_rows < 1:
-            raise ValueError(f"chunk_rows must be at least 1, got {self.chunk_rows}")
+        _check_least(self, 1, "chunk_rows")
+        if not any(most(getattr(self, name)) for name in TOKEN_TERMS):
+            raise ValueError(
+                f"{TOKEN_TERMS[0]}: {', '.join(TOKEN_TERMS)} are all 0 throughout, so that no "
+                "token would be learnt: give one a weight"
+            )
 
 
-SCHEDULED = ("ce", "l1", "soft_ce", "l1_sharp", "confidence")
+TOKEN_TERMS = ("ce", "l1", "soft_ce", "l1_sharp")
+SCHEDULED = (*TOKEN_TERMS, "confidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +313,11 @@ class OptimConfig:
     ema: float = 0.0  # above 0: the exported weights are a moving average that keeps this much
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ema < 1:
-            raise ValueError(f"ema must be in [0, 1), got {self.ema}")
-        for name in ("muon_lr", "muon_momentum", "adam_lr", "warmup"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        _check_finite(self)
+        for name in ("ema", "muon_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        _check_least(self, 0, "muon_lr", "adam_lr", "warmup")
         if self.clip <= 0:
             raise ValueError(f"clip must be positive, got {self.clip}")
 
@@ -304,12 +342,43 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def __post_init__(self) -> None:
+        _check_finite(self)
         counts = ("steps", "seqs_per_step", "anchors", "log_every", "eval_every", "save_every")
-        for name in (*counts, "accumulate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("answer_weight", "plain_weight", "user_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        _check_least(self, 1, *counts, "accumulate")
+        _check_seed(self.seed)
+        roles = ("answer_weight", "plain_weight", "user_weight")
+        _check_least(self, 0, *roles)
+        if not any(getattr(self, name) for name in roles):
+            raise ValueError(
+                f"{roles[0]}: {', '.join(roles)} are all 0, so that no block would be drawn: give "
+                "one a weight"
+            )
         if self.precision not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"precision must be auto, float32 or bfloat16, got {self.precision!r}")
+
+
+def _check_finite(settings: Any) -> None:
+    """Raises ValueError for a field that holds a number which is none, or is infinite."""
+
+    def whole(value: Any) -> bool:
+        if isinstance(value, tuple):
+            return all(map(whole, value))
+        return not isinstance(value, float) or math.isfinite(value)
+
+    for part in fields(settings):
+        value = getattr(settings, part.name)
+        if not whole(value):
+            raise ValueError(f"{part.name} must be finite, got {value}")
+
+
+def _check_least(settings: Any, least: int, *names: str) -> None:
+    """Raises ValueError for one of these fields that is under `least` (0 or 1)."""
+    bound = "must not be negative" if least == 0 else f"must be at least {least}"
+    for name in names:
+        if getattr(settings, name) < least:
+            raise ValueError(f"{name} {bound}, got {getattr(settings, name)}")
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed <= MOST_SEED:
+        raise ValueError(f"seed must be in 0 .. {MOST_SEED}, got {seed}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -67,17 +68,48 @@ def load_rows(folder: Path, split: str) -> TokenRows:
 
     Raises:
         FileNotFoundError: the folder holds no such rows, or not all of them yet.
+        ValueError: its files are no token rows, or not of one length.
     """
-    settings = Path(folder) / SYNTHESIS_FILE
-    if settings.exists() and not json.loads(settings.read_text(encoding="utf-8"))["counts"]:
-        raise FileNotFoundError(f"{folder}: the synthesis is not done; run the same one again")
-    paths = sorted(Path(folder).glob(f"{split}_*.safetensors"))
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder of token rows (--data)")
+    settings = folder / SYNTHESIS_FILE
+    if settings.exists():
+        made = json.loads(settings.read_text(encoding="utf-8"))
+        if made.get("refused"):
+            raise ValueError(f"{folder}: the synthesis left nothing: {made['refused']}")
+        if not made["counts"]:
+            raise FileNotFoundError(f"{folder}: the synthesis is not done; run the same one again")
+    paths = sorted(folder.glob(f"{split}_*.safetensors"))
     if not paths:
         raise FileNotFoundError(f"{folder}: no {split}_*.safetensors; run the synthesis first")
-    parts = [load_file(path) for path in paths]
+    parts = [_read_rows(path) for path in paths]
+    length = parts[0].tokens.shape[1]
+    for path, part in zip(paths, parts, strict=True):
+        if part.tokens.shape[1] != length:
+            raise ValueError(
+                f"{path}: rows of {part.tokens.shape[1]} tokens, those of {paths[0].name} have "
+                f"{length}: make all with one --seq-len"
+            )
     return TokenRows(
-        torch.cat([part["tokens"] for part in parts]), torch.cat([part["roles"] for part in parts])
+        torch.cat([part.tokens for part in parts]), torch.cat([part.roles for part in parts])
     )
+
+
+def _read_rows(path: Path) -> TokenRows:
+    """One file's rows.
+
+    Raises:
+        ValueError: they are none.
+    """
+    try:
+        found = load_file(path)
+    except (SafetensorError, OSError) as problem:
+        raise ValueError(f"{path}: cannot be read ({problem}): make the rows again") from None
+    tokens, roles = found.get("tokens"), found.get("roles")
+    if tokens is None or roles is None or tokens.dim() != 2 or tokens.shape != roles.shape:
+        raise ValueError(f"{path}: expected tokens and roles of one shape [rows, length]")
+    return TokenRows(tokens, roles)
 
 
 def log_round(folder: Path, split: str, num_rows: int, seconds: float) -> None:

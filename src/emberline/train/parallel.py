@@ -53,6 +53,13 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def least(self, tensor: Tensor) -> Tensor:
+        """The smallest over all processes; every process must call it."""
+        if self.size > 1:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor, dist.ReduceOp.MIN)
+        return tensor
+
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module with gradients averaged over the processes."""
         if self.size == 1:

@@ -24,7 +24,15 @@ from typing import Any
 import torch
 
 from emberline.hub import generation_stop_ids, load_tokenizer
+from emberline.models.stock_load import read_config
 from emberline.models.weights import read_json
+from emberline.train.checkpoint import (
+    CHECKPOINT,
+    check_same,
+    read_checkpoint,
+    rows_digest,
+    target_digest,
+)
 from emberline.train.config import DraftConfig
 from emberline.train.dataset import TokenRows, load_rows
 from emberline.train.export import read_draft, write_full
@@ -33,11 +41,12 @@ from emberline.train.features import Features
 from emberline.train.frozen import TrainingTarget, load_frozen
 from emberline.train.parallel import World, joined
 from emberline.train.plot import plot_metrics
+from emberline.train.preflight import check_folder, check_rows, check_sizes
 from emberline.train.recipe import DRAFT_KEYS, Recipe, to_toml
 from emberline.train.run_log import METRICS, Report, check_tensorboard
 from emberline.train.synthesize import synthesize
 from emberline.train.target import FrozenTarget, is_fast
-from emberline.train.trainer import CHECKPOINT, Trainer
+from emberline.train.trainer import Trainer
 
 RECIPE = "run.toml"
 Say = Callable[[str], None]
@@ -93,14 +102,16 @@ class _Run:
     def train(self, data: Path | None, report: Report | None, tensorboard: bool) -> Path:
         """All stages; the folder of the draft."""
         out, compiled = self.out, self.device.type == "cuda"
+        draft = self._checked_draft()
         if data is None:
             data = out / "data"
-            self._make_data(data)
+            self._make_data(data, draft)
+        rows, held_out = self._rows(data, draft)
+        digest = target_digest(self.model)
+        if (kept := read_checkpoint(out, "meta")) is not None:
+            origin = {"target": digest, "rows": rows_digest(rows)}
+            check_same(out, kept, draft, self.recipe.training, origin)
         target = load_frozen(self.model, self.device, compiled=compiled)
-        draft = draft_config(self.model, target.config, self.recipe.draft)
-        rows = load_rows(data, "train")
-        has_held_out = any(data.glob("held_out_*.safetensors"))
-        held_out = load_rows(data, "held_out") if has_held_out else None
         self.say(f"training on {rows.num_rows:,} rows of {rows.tokens.shape[1]} tokens")
         self._say_what_is_measured(held_out)
         trainer = Trainer(
@@ -114,6 +125,7 @@ class _Run:
             world=self.world,
             features=self._cached(target, draft, rows, held_out),
             tensorboard=tensorboard,
+            target_digest=digest,
         )
         if self.world.leads:
             self._write_recipe(draft)
@@ -128,7 +140,24 @@ class _Run:
         self.say(f"draft written to {out / 'draft'}")
         return out / "draft"
 
-    def _make_data(self, data: Path) -> None:
+    def _checked_draft(self) -> DraftConfig:
+        """The draft's shape; ends here for what cannot be, whatever the rows are."""
+        check_folder(self.out)
+        training = self.recipe.training
+        self.world.shares(training.seqs_per_step, training.accumulate)
+        return draft_config(self.model, read_config(self.model).to_dict(), self.recipe.draft)
+
+    def _rows(self, data: Path, draft: DraftConfig) -> tuple[TokenRows, TokenRows | None]:
+        """Rows to train on and rows to measure on, if there are any."""
+        rows = load_rows(data, "train")
+        has_held_out = any(data.glob("held_out_*.safetensors"))
+        held_out = load_rows(data, "held_out") if has_held_out else None
+        for split, part in (("train", rows), ("held_out", held_out)):
+            if part is not None:
+                check_rows(part, draft, self.recipe.training, split)
+        return rows, held_out
+
+    def _make_data(self, data: Path, draft: DraftConfig) -> None:
         if self.world.size > 1:
             if not data.is_dir():
                 raise ValueError(
@@ -141,13 +170,16 @@ class _Run:
                 f"{self.model}: rows of this kind of target are sampled by the engine: make them "
                 "with `emberline train synthesize` and give --data"
             )
+        synthesis = self.recipe.synthesis
+        if not any(data.glob("train_*.safetensors")):
+            num_rows = synthesis.rounds * synthesis.batch_size
+            check_sizes(draft, self.recipe.training, num_rows, synthesis.seq_len)
         # The sampler captures graphs of its own shapes: it gets its own copy of the target, which
         # is gone before training starts.
         target = FrozenTarget(self.model, self.device)
         stops = tuple(sorted(generation_stop_ids(self.model), reverse=True))
-        tokenizer, recipe = load_tokenizer(self.model), self.recipe
-        held_out = recipe.held_out_rows
-        synthesize(target, tokenizer, data, recipe.synthesis, stops, held_out, self.say)
+        tokenizer, held_out = load_tokenizer(self.model), self.recipe.held_out_rows
+        synthesize(target, tokenizer, data, synthesis, stops, held_out, self.say)
         del target
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -195,11 +227,17 @@ def draft_config(model: Path, target: Mapping[str, Any], changes: dict[str, Any]
     """The draft's shape for the target in `model`, with a mask token chosen if it needs one.
 
     `target` is the target's config with all its defaults.
+
+    Raises:
+        ValueError: a value does not fit the target; the message names the recipe's key.
     """
     if changes.get("mask_token_id") is None and changes.get("algorithm") != "eagle3":
         stops = generation_stop_ids(model)
         changes = {**changes, "mask_token_id": choose_mask(load_tokenizer(model), stops)}
-    return DraftConfig.for_target(target, **changes)
+    try:
+        return DraftConfig.for_target(target, **changes)
+    except ValueError as problem:
+        raise ValueError(f"draft.{problem}") from None
 
 
 def choose_mask(tokenizer: Any, stop_ids: Collection[int]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -22,7 +22,7 @@ from emberline.train.config import (
     SynthesisConfig,
     TrainConfig,
 )
-from emberline.train.schedule import read_schedule
+from emberline.train.schedule import MOST, read_schedule
 
 FeatureSource = Literal["fresh", "cached"]
 Layers = dict[str, dict[str, Any]]
@@ -44,6 +44,13 @@ ALGORITHMS: dict[str, Layers] = {
     },
 }
 """What the name of an algorithm implies; the losses are those of the papers."""
+
+ABSENT: dict[str, dict[str, tuple[str, ...]]] = {
+    "dspark": {"draft": ("step_loss_decay",)},
+    "dflash": {"draft": ("markov_head_type", "step_loss_decay"), "loss": ("confidence",)},
+    "eagle3": {"draft": ("markov_head_type", "mask_token_id"), "loss": ("confidence", "decay")},
+}
+"""Keys that an algorithm has no use for: they are refused, not ignored."""
 
 DRAFT_KEYS = (
     "algorithm",
@@ -80,16 +87,32 @@ class Recipe:
         """The recipe as the tables of its file; what is None is left out."""
         training = dataclasses.asdict(self.training)
         loss, optim = training.pop("loss"), training.pop("optim")
-        if not self.draft.get("enable_confidence_head", True):
-            del loss["confidence"]  # it would be refused
         data = dataclasses.asdict(self.synthesis)
         data |= {"held_out_rows": self.held_out_rows, "features": self.features}
-        tables = {"draft": self.draft, "data": data, "loss": loss, "optim": optim}
-        tables["train"] = training
+        draft = dict(self.draft)
+        algorithm = draft["algorithm"] = self.algorithm
+        if not draft.get("enable_confidence_head", True):
+            del loss["confidence"]
+        if draft.get("markov_rank") == 0:
+            draft.pop("markov_head_type", None)
+        tables = {"draft": draft, "data": data, "loss": loss, "optim": optim, "train": training}
+        for section, names in ABSENT[algorithm].items():
+            for name in names:
+                tables[section].pop(name, None)
+        for name in ALGORITHMS[algorithm]["draft"].keys() - {"algorithm"}:
+            draft.pop(name, None)  # the algorithm's name says it
         return {
             name: {key: value for key, value in table.items() if value is not None}
             for name, table in tables.items()
         }
+
+    @property
+    def algorithm(self) -> str:
+        """Its name among `ALGORITHMS`: a DSpark draft without both heads is DFlash."""
+        own = self.draft
+        heads = own.get("markov_rank") != 0 or own.get("enable_confidence_head", True)
+        name: str = own.get("algorithm", "dspark")
+        return name if heads or name != "dspark" else "dflash"
 
 
 def read_recipe(path: Path | None, changes: Layers) -> Recipe:
@@ -104,8 +127,15 @@ def read_recipe(path: Path | None, changes: Layers) -> Recipe:
         FileNotFoundError: there is no such file.
     """
     given = _read_file(path) if path is not None else {}
+    if given and changes:
+        _resolve(given)  # what a change replaces has to be right all the same
     for name, table in changes.items():
         given[name] = {**given.get(name, {}), **table}
+    return _resolve(given)
+
+
+def _resolve(given: Layers) -> Recipe:
+    """The recipe of what was given, with what the algorithm implies."""
     for name, table in given.items():
         _check_keys(name, table)
     draft = given.get("draft", {})
@@ -122,6 +152,12 @@ def read_recipe(path: Path | None, changes: Layers) -> Recipe:
     has_confidence = own.get("enable_confidence_head", own.get("markov_rank") != 0)
     if "confidence" in given.get("loss", {}) and not has_confidence:
         raise ValueError("loss.confidence: this draft has no confidence head; leave it out")
+    for section, names in ABSENT[algorithm].items():
+        for key in names:
+            if key in given.get(section, {}):
+                raise ValueError(f"{section}.{key}: {algorithm} has no use for it; leave it out")
+    if "markov_head_type" in draft and own.get("markov_rank") == 0:
+        raise ValueError("draft.markov_head_type: markov_rank 0 is no Markov head; leave it out")
     own["enable_confidence_head"] = has_confidence
     loss = {**implied.get("loss", {}), **given.get("loss", {})}
     return _build({**given, "draft": own, "loss": loss})
@@ -145,10 +181,19 @@ def read_change(text: str) -> Layers:
 
 
 def merge(parts: Iterable[Layers]) -> Layers:
-    """Sections of keys in one; later ones win."""
+    """Sections of keys in one.
+
+    Raises:
+        ValueError: a key is given twice.
+    """
     merged: Layers = {}
     for part in parts:
         for name, table in part.items():
+            for key in table.keys() & merged.get(name, {}).keys():
+                raise ValueError(
+                    f"{name}.{key} is given twice, by --set or by an option of its own: give it "
+                    "once"
+                )
             merged.setdefault(name, {}).update(table)
     return merged
 
@@ -167,6 +212,10 @@ def _read_file(path: Path) -> Layers:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such recipe") from None
+    except OSError as problem:
+        raise ValueError(
+            f"--config {path}: cannot be read ({problem.strerror}): give a TOML file"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise ValueError(f"{path}: {problem}") from None
     for name, table in tables.items():
@@ -185,16 +234,42 @@ def _build(tables: Layers) -> Recipe:
     parts = {"loss": LossConfig, "optim": OptimConfig}
     for name, kind in parts.items():
         training[name] = _make(name, kind, tables.get(name, {}))
-    return Recipe(
-        draft=_values("draft", tables["draft"], DraftConfig),
-        synthesis=_make("data", SynthesisConfig, data),
-        training=TrainConfig(**training),
+    values = {
+        "draft": _values("draft", tables["draft"], DraftConfig),
+        "synthesis": _make("data", SynthesisConfig, data),
+        "training": _in("train", TrainConfig, training),
         **_values("data", own, Recipe),
-    )
+    }
+    _check_draft(values["draft"])
+    recipe: Recipe = _in("data", Recipe, values)
+    return recipe
+
+
+def _check_draft(draft: Mapping[str, Any]) -> None:
+    """Raises ValueError for a value that fits no target: it is tried on one that fits it."""
+    taps = draft.get("target_layer_ids") or (0,)
+    mask = None if draft["algorithm"] == "eagle3" else draft.get("mask_token_id", 0)
+    target = {
+        "hidden_size": 1,
+        "intermediate_size": 1,
+        "num_attention_heads": 1,
+        "num_hidden_layers": max(0, *taps) + 1,
+        "vocab_size": 1 + (mask or 0),
+    }
+    values = {**draft, "mask_token_id": mask}
+    _in("draft", lambda **own: DraftConfig.for_target(target, **own), values)
 
 
 def _make(section: str, kind: Any, table: Mapping[str, Any]) -> Any:
-    return kind(**_values(section, table, kind))
+    return _in(section, kind, _values(section, table, kind))
+
+
+def _in(section: str, make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Make settings; their own checks begin with a field, which gets its section."""
+    try:
+        return make(**values)
+    except ValueError as problem:
+        raise ValueError(f"{section}.{problem}") from None
 
 
 def _values(section: str, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
@@ -213,6 +288,8 @@ def _value(name: str, value: Any, hint: Any) -> Any:
             raise ValueError(f"{name} takes one value, got {value!r}")
         return tuple(_value(name, entry, inner) for entry in value)
     if float in accepted and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > MOST:
+            raise ValueError(f"{name} must be at most {MOST:g}")
         return float(value)
     kinds = tuple(part if isinstance(part, type) else type(part) for part in accepted)
     if type(value) not in kinds or Ellipsis in accepted:

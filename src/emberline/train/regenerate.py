@@ -53,8 +53,8 @@ class Job:
                 f"max_answer {self.max_answer} is under min_answer {self.selection.min_answer}"
             )
 
-    def settings(self, counts: Counts | None) -> dict[str, Any]:
-        """What `synthesis.json` says."""
+    def settings(self, counts: Counts | None, refused: str | None = None) -> dict[str, Any]:
+        """What `synthesis.json` says: counts once all is done, or why no rows were left."""
         config = asdict(self.config)
         del config["rounds"]  # the source's to say: those of a file follow from its prompts
         sampling = {
@@ -67,6 +67,7 @@ class Job:
             "sampling": json.loads(json.dumps(sampling)),  # as it will be read back
             "selection": asdict(self.selection),
             "counts": asdict(counts) if counts is not None else None,
+            **({"refused": refused} if refused is not None else {}),
         }
 
 
@@ -85,7 +86,7 @@ def regenerate(
     """
     rounds = folder / "sampled"
     rounds.mkdir(parents=True, exist_ok=True)
-    _check_same(folder / SYNTHESIS_FILE, job)
+    check_folder(folder, job)
     _write_settings(folder, job, None)  # from here on the rows are not whole
     for split in ("train", "held_out"):
         for old in folder.glob(f"{split}_*.safetensors"):
@@ -105,7 +106,11 @@ def regenerate(
             _save_round(path, found)
         sampled += _load_round(path)
         advance(len(sampled), job.source.num_starts, num_tokens)
-    train, held_out, counts = select(sampled, job.selection, job.config.seed)
+    try:
+        train, held_out, counts = select(sampled, job.selection, job.config.seed)
+    except ValueError as problem:
+        _write_settings(folder, job, None, str(problem))  # the same again would end here again
+        raise
     for split, dialogues in (("held_out", held_out), ("train", train)):
         for number, part in enumerate(_shards(dialogues)):
             path = folder / f"{split}_{number:03d}.safetensors"
@@ -171,8 +176,9 @@ def _load_round(path: Path) -> list[Sampled]:
     ]
 
 
-def _check_same(path: Path, job: Job) -> None:
-    """Refuse to go on with dialogues of other settings."""
+def check_folder(folder: Path, job: Job) -> None:
+    """Raises ValueError where the folder holds dialogues of other settings."""
+    path = folder / SYNTHESIS_FILE
     if not path.exists():
         return
     found = json.loads(path.read_text(encoding="utf-8"))["sampling"]
@@ -184,7 +190,10 @@ def _check_same(path: Path, job: Job) -> None:
             )
 
 
-def _write_settings(folder: Path, job: Job, counts: Counts | None) -> None:
+def _write_settings(
+    folder: Path, job: Job, counts: Counts | None, refused: str | None = None
+) -> None:
     partial = folder / f"{SYNTHESIS_FILE}.partial"
-    partial.write_text(json.dumps(job.settings(counts), indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(job.settings(counts, refused), indent=1)
+    partial.write_text(text + "\n", encoding="utf-8")
     partial.replace(folder / SYNTHESIS_FILE)

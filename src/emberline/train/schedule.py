@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
+MOST = sys.float_info.max
 Point = tuple[float, float]  # fraction of the run that is done, value there
 Schedule = float | tuple[Point, ...]
 
@@ -18,7 +20,7 @@ def read_schedule(name: str, raw: object) -> Schedule:
     Raises:
         ValueError: anything else, naming the field.
     """
-    remedy = f"{name} must be a number or a list of [fraction of the run, value]"
+    remedy = f"{name} must be a finite number or a list of [fraction of the run, value]"
     if _is_number(raw):
         return float(raw)  # type: ignore[arg-type]
     if not isinstance(raw, Sequence) or isinstance(raw, str) or not raw:
@@ -67,4 +69,4 @@ def least(schedule: Schedule) -> float:
 
 
 def _is_number(raw: object) -> bool:
-    return isinstance(raw, int | float) and not isinstance(raw, bool)
+    return isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) <= MOST

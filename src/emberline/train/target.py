@@ -2,8 +2,8 @@
 
 Owns a forward pass for the Llama-shaped families (Llama, Mistral, SmolLM, Qwen2, Qwen3) over rows
 [N, D], with which both the causal pass and the one-token step of `Lockstep` are written. It must
-not know about drafts or losses. Serving has its own decoder with paged KV; nothing is shared with
-it, so that a fault in one shows up as disagreement with the other.
+not know about drafts or losses. Serving has its own decoder with paged KV; nothing of the pass
+is shared with it, so that a fault in one shows up as disagreement with the other.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from emberline.models.stock_load import load_whole
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -119,10 +121,8 @@ class FrozenTarget:
         dtype: torch.dtype | None = None,
         compiled: bool = False,
     ) -> None:
-        from transformers import AutoModelForCausalLM
-
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model = load_whole(folder, dtype, "cpu")
         config = model.config
         if config.model_type not in FAMILIES:
             raise ValueError(

@@ -17,6 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emberline.train.checkpoint import (
+    CHECKPOINT,
+    Origin,
+    check_same,
+    read_checkpoint,
+    rows_digest,
+    save_checkpoint,
+)
 from emberline.train.config import SCHEDULED, DraftConfig, TrainConfig
 from emberline.train.dataset import TokenRows
 from emberline.train.ema import WeightAverage
@@ -35,11 +43,14 @@ from emberline.train.model import build_model
 from emberline.train.objective import Objective
 from emberline.train.optim import make_optimisers, rate_at
 from emberline.train.parallel import World, unsynchronised
+from emberline.train.preflight import check_rows
 from emberline.train.run_log import Report, RunLog
 from emberline.train.schedule import value_at
 
-CHECKPOINT = "checkpoint.pt"
+__all__ = ["CHECKPOINT", "Trainer"]
+
 HELD_OUT_BATCHES = 8
+NEVER = 2**62  # a step that is not reached
 
 
 class Trainer:
@@ -55,6 +66,10 @@ class Trainer:
         world: the processes that share the work; each makes its own Trainer.
         features: by split ("train", "held_out"), where they do not come from the target.
         tensorboard: write TensorBoard's events too.
+        target_digest: of the target's files; a checkpoint with another one is refused.
+
+    Raises:
+        ValueError: the rows do not do, or the checkpoint is of another run.
     """
 
     def __init__(
@@ -70,11 +85,12 @@ class Trainer:
         world: World | None = None,
         features: Mapping[str, Features] | None = None,
         tensorboard: bool = False,
+        target_digest: str | None = None,
     ) -> None:
-        if train_rows.num_rows < config.seqs_per_step:
-            raise ValueError(
-                f"{train_rows.num_rows} training rows; a step needs {config.seqs_per_step}"
-            )
+        check_rows(train_rows, draft, config, "train")
+        self.origin: Origin = {"rows": rows_digest(train_rows)}
+        if target_digest is not None:
+            self.origin = {**self.origin, "target": target_digest}
         self.target, self.draft, self.config, self.folder = target, draft, config, Path(folder)
         self.world = world or World()
         self.shares = self.world.shares(config.seqs_per_step, config.accumulate)
@@ -89,11 +105,14 @@ class Trainer:
         if config.optim.ema:
             self.average = WeightAverage(self.model, config.optim.ema)
         self.step = 0
+        self._broke_at = torch.tensor(NEVER, device=target.device)
         self._order: tuple[int, Tensor] | None = None
         self._read_checkpoint()
         per_share = config.seqs_per_step // (self.world.size * config.accumulate)
         if not self.step:
             self.model.tap_scale.copy_(tap_scale(self.rows, target, draft, per_share))
+            if not bool(self.model.tap_scale.isfinite().all()):
+                raise ValueError("the target's states are not finite: its weights are damaged")
         self.features = features or self._own_features(per_share, compiled)
         self.objective = Objective(
             self.model,
@@ -123,6 +142,9 @@ class Trainer:
         Args:
             report: called with each line of the metrics, in the process that leads.
             until: stop here (the schedules still span `config.steps`).
+
+        Raises:
+            ValueError: a loss or gradient was not finite. The last checkpoint stays.
         """
         config = self.config
         last = min(until or config.steps, config.steps)
@@ -131,6 +153,11 @@ class Trainer:
         while self.step < last:
             step_stats = self.train_step()
             stats = step_stats if stats is None else stats + step_stats
+            if self.step == last or any(
+                self.step % every == 0
+                for every in (config.log_every, config.eval_every, config.save_every)
+            ):
+                self._check_finite()
             if self.step % config.log_every == 0 or self.step == last:
                 line = self._state(started, first) | self._summary(stats)
                 stats = None
@@ -154,7 +181,10 @@ class Trainer:
         index = self._rows_of(self.step)
         plan = plan_step(self.rows, index, self.draft, config, self._generator(self.step))
         stats = self._backward(plan)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
+        # Noted on the device: asking for it at every step would make the host wait.
+        broke = ~(norm.isfinite() & stats.loss.isfinite().all())
+        self._broke_at = torch.where(broke, self._broke_at.clamp(max=self.step + 1), self._broke_at)
         for optimiser in self.optimisers:
             optimiser.step()
         self.step += 1
@@ -177,6 +207,22 @@ class Trainer:
             total = stats if total is None else total + stats
         assert total is not None
         return total
+
+    def _check_finite(self) -> None:
+        """Stop before anything is written that came from numbers which are none."""
+        step = int(self.world.least(self._broke_at))
+        weights = torch.stack(
+            [weight.detach().isfinite().all() for weight in self.model.parameters()]
+        )
+        if step == NEVER and bool(weights.all()):
+            return
+        kept = read_checkpoint(self.folder, "meta")
+        where = f"the checkpoint of step {kept['step']} stays" if kept else "nothing was saved"
+        raise ValueError(
+            f"step {min(step, self.step)}: the loss or its gradients are not finite any more; "
+            f"{where}: lower optim.muon_lr and optim.adam_lr, or raise optim.warmup, and run it "
+            "again"
+        )
 
     def evaluate(self) -> dict[str, Any] | None:
         """Measure held-out rows, always the same blocks. None without held-out rows.
@@ -215,6 +261,7 @@ class Trainer:
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "draft": self.draft.to_json(),
             "config": asdict(self.config),
+            "origin": dict(self.origin),
         }
         if self.average is None:
             state["model"] = self.model.state_dict()
@@ -222,22 +269,13 @@ class Trainer:
             state["weights"] = self.model.state_dict()
             with self.average.in_place():
                 state["model"] = {n: t.clone() for n, t in self.model.state_dict().items()}
-        partial = self.folder / f"{CHECKPOINT}.partial"
-        torch.save(state, partial)
-        partial.replace(self.folder / CHECKPOINT)
+        save_checkpoint(self.folder, state)
 
     def _read_checkpoint(self) -> None:
-        path = self.folder / CHECKPOINT
-        if not path.is_file():
+        state = read_checkpoint(self.folder, self.target.device)
+        if state is None:
             return
-        state = torch.load(path, map_location=self.target.device, weights_only=True)
-        if state["draft"] != self.draft.to_json():
-            raise ValueError(f"{path}: belongs to a draft of another shape")
-        if state["config"]["seed"] != self.config.seed:
-            raise ValueError(f"{path}: was made with seed {state['config']['seed']}")
-        if ("weights" in state) != (self.average is not None):
-            other = "with" if "weights" in state else "without"
-            raise ValueError(f"{path}: was made {other} optim.ema, which cannot change in a run")
+        check_same(self.folder, state, self.draft, self.config, self.origin)
         self.model.load_state_dict(state["model"])
         if self.average is not None:
             self.average.load([tensor.detach() for tensor in self.model.parameters()])
