@@ -165,6 +165,15 @@ def test_a_prompt_is_on_one_side_of_the_split() -> None:
     assert split(traces, 0.0, seed=3) == (traces, traces)
 
 
+def test_a_draft_without_confidences_is_refused_before_the_model_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emberline.cli.recording.build_engine", None)
+    done = run(str(folder), "--draft", str(GOLDEN / "dflash"))
+    assert done.exit_code == 2, done.output
+    assert "has no confidence head: nothing to calibrate" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

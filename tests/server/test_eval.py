@@ -133,6 +133,9 @@ def test_names_follow_the_run(folder: Path, tmp_path: Path) -> None:
         (["--draft", "ngram", "--temperatures", "0,0"], "temperatures must differ"),
         (["--draft", "ngram", "--temperatures", "-1"], "temperature must be in"),
         (["--draft", "ngram", "--prompts", "/no/p"], "/no/p: cannot be read"),
+        (["--draft", "ngram", "--temperatures", "nan"], "temperature must be a finite"),
+        (["--draft", "ngram", "--planner", "threshold"], "and ngram has none: every draft would"),
+        (["--draft", "{dflash}", "--planner", "causal_greedy"], "and dflash has none: every"),
         (["--draft", "ngram", "--sets", "a"], "--sets picks sets of a folder"),
         (["--draft", "ngram", "--prompts", "{sets}", "--sets", "a"], "it has long, odd, short"),
         (["--draft", "ngram", "--prompts", "{sets}"], "set long, prompt 2: "),
@@ -145,8 +148,10 @@ def test_errors_are_one_line(
 ) -> None:
     lines = [{"prompt": "fine"}, {"prompt": "long " * 2000}]
     (prompts / "long.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    done = run(folder, *(argument.format(sets=prompts) for argument in arguments))
+    places = {"sets": prompts, "dflash": GOLDEN / "dflash"}
+    done = run(folder, *(argument.format(**places) for argument in arguments))
     assert done.exit_code == 2, done.output
+    assert len(done.stderr.splitlines()) == 1  # no bar of what never began
     assert done.stderr.splitlines()[-1].startswith("emberline: ")
     assert message in done.stderr
     assert done.stdout == ""

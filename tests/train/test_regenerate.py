@@ -155,6 +155,24 @@ def test_another_selection_samples_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (replace(RULES, held_out=99), "held_out is 99: none to train on; lower it"),
+        (replace(RULES, min_answer=30), "no row is left to train on: ask less of an answer"),
+    ],
+)
+def test_rows_that_a_selection_left_none_of_are_not_missing(
+    tmp_path: Path, rules: Selection, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        regenerate(engine(), TOKENIZER, tmp_path, job(rules=rules), quiet)
+    with pytest.raises(ValueError, match=message):  # not "run the same one again"
+        load_rows(tmp_path, "train")
+    after = regenerate(engine(), TOKENIZER, tmp_path, job(), quiet)
+    assert load_rows(tmp_path, "train").num_rows == after.train
+
+
+@pytest.mark.parametrize(
     ("changed", "message"),
     [
         (job(replace(CONFIG, seed=1)), "sampled with seed 0, not 1"),

@@ -11,6 +11,8 @@ import torch
 
 from emberline.train.config import DraftConfig, LossConfig, OptimConfig, TrainConfig
 from emberline.train.dataset import TokenRows
+from emberline.train.features import Plan
+from emberline.train.metrics import BlockStats
 from emberline.train.optim import orthogonalise, rate_at
 from emberline.train.run_log import METRICS, read_lines
 from emberline.train.target import FrozenTarget
@@ -181,6 +183,37 @@ def as_eagle(draft: DraftConfig) -> DraftConfig:
     )
 
 
+@pytest.mark.parametrize("what", ["loss", "gradient", "weights"])
+def test_numbers_that_are_none_stop_the_run(
+    what: str,
+    target: FrozenTarget,
+    draft: DraftConfig,
+    rows: TokenRows,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    trainer = build(target, draft, rows, tmp_path, save_every=2, log_every=100, eval_every=100)
+    own = trainer._backward
+
+    def spoil(plan: Plan) -> BlockStats:
+        stats = own(plan)
+        if trainer.step + 1 != 5:
+            return stats
+        if what == "loss":
+            return dataclasses.replace(stats, loss=stats.loss * torch.nan)
+        if what == "gradient":
+            trainer.model.fc.weight.grad[0, 0] = torch.inf
+        else:
+            trainer.model.fc.weight.data[0, 0] = torch.inf
+        return stats
+
+    monkeypatch.setattr(trainer, "_backward", spoil)
+    step = 5 if what != "weights" else 6  # of weights the next look
+    with pytest.raises(ValueError, match=rf"step {step}: .* the checkpoint of step 4 stays: lower"):
+        trainer.run()
+    assert torch.load(tmp_path / CHECKPOINT, weights_only=True)["step"] == 4
+
+
 def test_lines_after_the_checkpoint_are_dropped(
     target: FrozenTarget, draft: DraftConfig, rows: TokenRows, tmp_path: Path
 ):
@@ -207,6 +240,18 @@ def test_too_few_rows_are_refused(
 ):
     with pytest.raises(ValueError, match="16 training rows"):
         build(target, draft, rows, tmp_path, seqs_per_step=17)
+    with pytest.raises(ValueError, match="block_size 39 needs rows of 41 tokens, these have 40"):
+        build(target, dataclasses.replace(draft, block_size=39), rows, tmp_path)
+    build(target, dataclasses.replace(draft, block_size=38), rows, tmp_path).train_step()
+
+
+def test_another_order_of_rows_is_refused(
+    target: FrozenTarget, draft: DraftConfig, rows: TokenRows, tmp_path: Path
+):
+    build(target, draft, rows, tmp_path).run(until=1)
+    turned = TokenRows(rows.tokens.flip(0), rows.roles)
+    with pytest.raises(ValueError, match="other training rows"):
+        build(target, draft, turned, tmp_path)
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 8), (2, 8, 24)])

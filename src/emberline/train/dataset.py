@@ -77,7 +77,7 @@ def load_rows(folder: Path, split: str) -> TokenRows:
     if settings.exists():
         made = json.loads(settings.read_text(encoding="utf-8"))
         if made.get("refused"):
-            raise ValueError(f"{folder}: the synthesis left nothing: {made['refused']}")
+            raise ValueError(f"{folder}: the synthesis is refused: {made['refused']}")
         if not made["counts"]:
             raise FileNotFoundError(f"{folder}: the synthesis is not done; run the same one again")
     paths = sorted(folder.glob(f"{split}_*.safetensors"))

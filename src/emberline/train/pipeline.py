@@ -28,6 +28,7 @@ from emberline.models.stock_load import read_config
 from emberline.models.weights import read_json
 from emberline.train.checkpoint import (
     CHECKPOINT,
+    Origin,
     check_same,
     read_checkpoint,
     rows_digest,
@@ -103,14 +104,13 @@ class _Run:
         """All stages; the folder of the draft."""
         out, compiled = self.out, self.device.type == "cuda"
         draft = self._checked_draft()
+        digest = target_digest(self.model)
+        self._check_checkpoint(draft, {"target": digest})
         if data is None:
             data = out / "data"
             self._make_data(data, draft)
         rows, held_out = self._rows(data, draft)
-        digest = target_digest(self.model)
-        if (kept := read_checkpoint(out, "meta")) is not None:
-            origin = {"target": digest, "rows": rows_digest(rows)}
-            check_same(out, kept, draft, self.recipe.training, origin)
+        self._check_checkpoint(draft, {"rows": rows_digest(rows)})
         target = load_frozen(self.model, self.device, compiled=compiled)
         self.say(f"training on {rows.num_rows:,} rows of {rows.tokens.shape[1]} tokens")
         self._say_what_is_measured(held_out)
@@ -146,6 +146,11 @@ class _Run:
         training = self.recipe.training
         self.world.shares(training.seqs_per_step, training.accumulate)
         return draft_config(self.model, read_config(self.model).to_dict(), self.recipe.draft)
+
+    def _check_checkpoint(self, draft: DraftConfig, origin: Origin) -> None:
+        """Ends here where the folder holds another run."""
+        if (kept := read_checkpoint(self.out, "meta")) is not None:
+            check_same(self.out, kept, draft, self.recipe.training, origin)
 
     def _rows(self, data: Path, draft: DraftConfig) -> tuple[TokenRows, TokenRows | None]:
         """Rows to train on and rows to measure on, if there are any."""

@@ -137,10 +137,15 @@ def _held_out(kept: Sequence[Sampled], selection: Selection, seed: int) -> set[i
     wanted = selection.held_out
     if wanted is None:
         wanted = min(-(-len(kept) // 20), MOST_HELD_OUT)
+    if not kept:
+        raise ValueError(
+            "no row is left to train on: ask less of an answer (--min-answer, --same-tokens), or "
+            "sample more, into another folder"
+        )
     if wanted >= len(kept):
         raise ValueError(
-            f"{len(kept)} rows are left, and held_out is {wanted}: none to train on; lower it or "
-            "sample more"
+            f"{len(kept)} rows are left, and held_out is {wanted}: none to train on; lower it "
+            "(--held-out), or sample more, into another folder"
         )
 
     def lot(prompt: int) -> bytes:
