@@ -21,6 +21,7 @@ from emberline.engine.trace import RequestTrace, read_traces
 from emberline.hub import resolve_model
 from emberline.llm import load_engine
 from emberline.models.weights import ModelError
+from emberline.train.question_split import is_reserved
 from emberline.verify.calibration import Calibration
 
 CONFIG = EngineConfig(dtype="float32", threads=1)
@@ -74,11 +75,11 @@ def test_it_writes_a_calibration_that_the_engine_uses(
     header, traces = read_traces(tmp_path / "t.jsonl")
     assert header["num_draft_tokens"] == len(calibration.temperatures)
     assert {(t.prompt, t.temperature) for t in traces} == {
-        (f"self-written/{i}", t) for i in range(6) for t in (0.0, 1.0)
+        (f"template questions/{i}", t) for i in range(6) for t in (0.0, 1.0)
     }
     fitted, _ = split(traces, 0.5, 0)
     assert calibration.num_samples == sum(len(trace.blocks) for trace in fitted)
-    assert "self-written prompts at temperature 0 and 1" in calibration.dataset
+    assert "template questions prompts at temperature 0 and 1" in calibration.dataset
     few = f"Warning: fitted to {calibration.num_samples} blocks, which are few"
     assert few in done.stdout
     engine = load_engine(str(folder), str(draft), CONFIG, progress=False).engine
@@ -121,7 +122,7 @@ def test_an_interrupted_recording_goes_on_where_it_stopped(
     [
         ({"max_tokens": 17}, "recorded with max_tokens 16, not 17"),
         ({"temperatures": (0.0,)}, r"recorded with temperatures \[0.0, 1.0\], not \[0.0\]"),
-        ({"prompts": None}, "recorded with prompts 'prompts', not 'self-written'"),
+        ({"prompts": None}, "recorded with prompts 'prompts', not 'template questions'"),
     ],
 )
 def test_a_file_of_another_recording_is_refused(
@@ -153,6 +154,16 @@ def test_written_prompts_are_the_same_again(folder: Path, draft: Path) -> None:
     assert found[0] == found[1]
     other = replace(recipe(folder, draft, None), seed=1)
     assert recorded(other, None, CONFIG, lambda done, total: None) != found[0]
+
+
+def test_written_prompts_are_none_that_drafts_are_trained_on(
+    folder: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(recording, "conversation_ids", lambda _, one: asked.append(one.text))
+    recording._prompts(recipe(folder, draft, None), list(range(12)))
+    assert len(asked) == 12
+    assert all(map(is_reserved, asked))
 
 
 def test_a_prompt_is_on_one_side_of_the_split() -> None:

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from emberline.train.blocks import dense_mask, flex_mask, make_blocks, may_attend, sample_anchors
+from emberline.train.config import DraftConfig, TrainConfig
+from emberline.train.dataset import Role, TokenRows
+from emberline.train.features import plan_step
 
 
 def test_dense_mask_is_the_rule_spelled_out():
@@ -64,3 +67,18 @@ def test_anchors_are_different_rising_and_allowed():
     assert set(anchors.flatten().tolist()) == {1, 4, 6}
     # Without replacement, 4 is left out with chance 2 * (1/5) * (1/4).
     assert float((anchors == 4).any(1).float().mean()) == pytest.approx(0.9, abs=0.03)
+
+
+def test_positions_without_weight_that_fill_up_a_row_are_not_trained_on(draft: DraftConfig):
+    roles = torch.full((3, 40), int(Role.USER), dtype=torch.uint8)
+    roles[:, 20:25] = int(Role.ANSWER)
+    rows = TokenRows(torch.arange(120).view(3, 40) % 64, roles)
+    config = TrainConfig(anchors=16, user_weight=0.0)
+    plan = plan_step(rows, torch.arange(3), draft, config, torch.Generator().manual_seed(0))
+    answers = (plan.blocks.anchors >= 19) & (plan.blocks.anchors < 24)
+    assert answers.sum(1).tolist() == [5] * 3
+    assert not bool(plan.blocks.valid[~answers].any())
+    assert float(plan.weights[answers].sum()) == pytest.approx(1.0)
+    # With a weight of their own they are.
+    plan = plan_step(rows, torch.arange(3), draft, TrainConfig(anchors=16), torch.Generator())
+    assert bool(plan.blocks.valid[plan.blocks.anchors < 16].any())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,16 @@ from emberline.models.weights import read_json
 from emberline.train.config import SynthesisConfig
 from emberline.train.dataset import Role, load_rows
 from emberline.train.pipeline import choose_mask
+from emberline.train.question_split import is_reserved
 from emberline.train.recipe import read_recipe
-from emberline.train.synthesize import TurnTaker, make_starts, read_script, synthesize
+from emberline.train.synthesize import (
+    Split,
+    Starts,
+    TurnTaker,
+    make_starts,
+    read_script,
+    synthesize,
+)
 from emberline.train.target import FrozenTarget
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<spare_1>", "<spare_2>"]
@@ -137,6 +147,105 @@ def test_synthesis_keeps_what_is_there(
     synthesize(target, tokenizer, tmp_path, config, STOPS, 2, said.append)
     assert len(said) == 4
     assert torch.equal(load_rows(tmp_path, "train").tokens, before.tokens)
+
+
+def test_synthesis_goes_on_with_the_same_settings_alone(
+    chat_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+):
+    target = FrozenTarget(chat_folder, torch.device("cpu"))
+    config = SynthesisConfig(rounds=1, batch_size=4, seq_len=48)
+
+    def sample(folder: str, held_out: int = 2, **changes: int) -> Path:
+        wanted = replace(config, **changes)
+        synthesize(target, tokenizer, tmp_path / folder, wanted, STOPS, held_out, lambda _: None)
+        return tmp_path / folder
+
+    sample("a")
+    for changes, message in (
+        ({"seed": 1}, "sampled with seed 0, not 1"),
+        ({"seq_len": 32}, "sampled with seq_len 48, not 32"),
+        ({"held_out": 3}, "sampled with held_out_rows 2, not 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sample("a", **changes)
+    other = FrozenTarget(chat_folder, torch.device("cpu"))
+    other.layers[1].down.mul_(1.5)
+    with pytest.raises(ValueError, match="sampled with model"):
+        synthesize(other, tokenizer, tmp_path / "a", config, STOPS, 2)
+    assert load_rows(tmp_path / "a", "train").num_rows == 4
+    longer, whole = sample("a", rounds=2), sample("b", rounds=2)
+    aside = sample("c", rounds=2, held_out=0)
+    for name in ("train_000.safetensors", "train_001.safetensors"):
+        assert (longer / name).read_bytes() == (whole / name).read_bytes()
+        assert (aside / name).read_bytes() == (whole / name).read_bytes()
+    with pytest.raises(ValueError, match="holds 2 rounds, and rounds is 1"):
+        sample("a")
+    (whole / "synthesis.json").unlink()
+    with pytest.raises(ValueError, match="says what it was sampled with"):
+        sample("b", rounds=2)
+
+
+def test_an_unfinished_synthesis_is_not_trained_on(
+    chat_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+):
+    class Killed(BaseException): ...
+
+    def kill(_: str) -> None:
+        raise Killed
+
+    target = FrozenTarget(chat_folder, torch.device("cpu"))
+    config = SynthesisConfig(rounds=2, batch_size=4, seq_len=48)
+    with pytest.raises(Killed):
+        synthesize(target, tokenizer, tmp_path, config, STOPS, 0, kill)
+    with pytest.raises(FileNotFoundError, match="the synthesis is not done"):
+        load_rows(tmp_path, "train")
+    synthesize(target, tokenizer, tmp_path, config, STOPS, 0, lambda _: None)
+    assert load_rows(tmp_path, "train").num_rows == 8
+
+
+def test_held_out_rows_begin_with_questions_that_no_training_row_is_given(
+    tokenizer: PreTrainedTokenizerFast,
+):
+    script = read_script(tokenizer, STOPS)
+    config = SynthesisConfig(batch_size=400, seq_len=4096, plain_fraction=0.3)
+
+    def texts(split: Split) -> tuple[Starts, list[str]]:
+        starts = make_starts(tokenizer, script, config, random.Random(1), split)
+        rows = zip(starts.tokens.tolist(), starts.lens.tolist(), strict=True)
+        return starts, [str(tokenizer.decode(row[:length])) for row, length in rows]
+
+    def asked(all_texts: list[str]) -> list[str]:
+        turns = [text.split("<|im_start|>user\n")[1] for text in all_texts if "assistant" in text]
+        return [turn.split("<|im_end|>")[0] for turn in turns]
+
+    held_out, aside = texts("held_out")
+    train, given = texts("train")
+    assert set(held_out.roles.tolist()) == {Role.ANSWER}
+    assert all(map(is_reserved, asked(aside)))
+    assert len(asked(given)) > 100
+    assert not any(map(is_reserved, asked(given)))
+    # A plain opening has one greedy continuation: it is always sampled.
+    plain = train.roles == Role.PLAIN
+    assert int(plain.sum()) > 50
+    assert train.temperatures[plain].unique().tolist() == [1.0]
+    assert len(train.temperatures[~plain].unique()) == 3
+
+
+def test_a_template_without_a_system_role_has_no_other_system_prompts(
+    tokenizer: PreTrainedTokenizerFast,
+):
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        + TEMPLATE
+    )
+    script = read_script(strict, STOPS)
+    assert script.other_systems == ()
+    assert script.before_user == read_script(tokenizer, STOPS).before_user
+    config = SynthesisConfig(batch_size=50, system_fraction=1.0)
+    starts = make_starts(strict, script, config, random.Random(0))
+    assert "system" not in str(strict.decode(starts.tokens.flatten()))
+    assert len(read_script(tokenizer, STOPS).other_systems) > 1
 
 
 def test_commands_from_target_to_draft(chat_folder: Path, tmp_path: Path):

@@ -190,6 +190,23 @@ def test_a_folder_of_other_dialogues_is_refused(tmp_path: Path, changed: Job, me
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("name", ["train_000.safetensors", "sampled/round_000.safetensors"])
+def test_rows_that_were_not_made_here_are_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"rows of another run")
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=f"holds {name}, and no synthesis.json"):
+        regenerate(engine(), TOKENIZER, tmp_path, job(), quiet)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"sampling": 3}'])
+def test_a_damaged_settings_file_is_called_that(tmp_path: Path, text: str) -> None:
+    (tmp_path / "synthesis.json").write_text(text)
+    with pytest.raises(ValueError, match="not what a synthesis writes"):
+        regenerate(engine(), TOKENIZER, tmp_path, job(), quiet)
+
+
 def test_the_command_samples_selects_and_repeats(tmp_path: Path) -> None:
     model = make_chat_target(tmp_path / "model", scale=0.3)
     prompts = tmp_path / "p.jsonl"
@@ -219,6 +236,12 @@ def test_the_command_samples_selects_and_repeats(tmp_path: Path) -> None:
     done = CliRunner().invoke(make_app("train"), arguments)
     assert done.exit_code == 0, done.output
     assert load_rows(tmp_path / "d", "train").tokens.shape == (4, 64)
+    before = contents(tmp_path / "d")
+    arguments[-1] = "engine"
+    done = CliRunner().invoke(make_app("train"), arguments)
+    assert done.exit_code == 2
+    assert "sampled with sampler 'lockstep', not 'engine'" in done.stderr
+    assert contents(tmp_path / "d") == before
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from emberline.train.config import DraftConfig
 from emberline.train.dataset import Role, TokenRows
 from emberline.train.dialogues import Dialogue
 from emberline.train.features import tap_scale
-from emberline.train.selection import Sampled, Selection, first_answer, pad, prompt_digest, select
+from emberline.train.question_split import prompt_digest
+from emberline.train.selection import Sampled, Selection, first_answer, pad, select
 from emberline.train.target import FrozenTarget
 
 F, U, A, P = (int(role) for role in (Role.FORCED, Role.USER, Role.ANSWER, Role.PLAIN))
@@ -68,7 +69,7 @@ def test_a_twentieth_is_held_out_unless_told() -> None:
     assert select(asked, Selection(), seed=0)[2].held_out == 3
     with pytest.raises(ValueError, match="41 rows are left, and held_out is 41"):
         select(asked, Selection(held_out=41), seed=0)
-    with pytest.raises(ValueError, match="0 rows are left, and held_out is 0"):
+    with pytest.raises(ValueError, match="no row is left to train on"):
         select([], Selection(), seed=0)
 
 

@@ -184,11 +184,14 @@ def _record(
 
 def _prompts(recipe: Recipe, numbers: list[int]) -> dict[int, TokenIds]:
     """Token ids by number. Without a file prompt `i` depends on `i` and the seed alone."""
-    from emberline.train.questions import make_question
+    from emberline.train.question_split import draw_question
 
     tokenizer = load_tokenizer(recipe.model.path)
     if recipe.prompts is None:
-        asked = {n: make_question(random.Random(f"{recipe.seed}/{n}")) for n in numbers}
+        # Reserved ones: confidences are too good on questions that the draft was trained on.
+        asked = {
+            n: draw_question(random.Random(f"{recipe.seed}/{n}"), reserved=True) for n in numbers
+        }
         return {n: conversation_ids(tokenizer, Conversation.of(text)) for n, text in asked.items()}
     given = read_conversations(recipe.prompts, recipe.limit)
     return {number: conversation_ids(tokenizer, given[number]) for number in numbers}

@@ -12,7 +12,7 @@ tokens fit no memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,12 +76,17 @@ def plan_step(
     config: TrainConfig,
     generator: torch.Generator,
 ) -> Plan:
-    """Choose anchors in the rows at `index` [S] and cut blocks there."""
+    """Choose anchors in the rows at `index` [S] and cut blocks there.
+
+    Rows with too few positions of any weight are filled up with others, whose blocks are invalid.
+    """
     tokens, roles = rows.tokens[index].to(torch.int64), rows.roles[index]
     usable = tokens.shape[1] - draft.block_size
     chances = anchor_weights(roles, draft.block_size, config)[:, :usable]
     anchors = sample_anchors(chances, min(config.anchors, usable), generator)
     blocks = make_blocks(tokens, roles, anchors, draft.block_size, draft.mask_token_id)
+    wanted = chances.gather(1, anchors) > 0
+    blocks = replace(blocks, valid=blocks.valid & wanted[..., None])
     factors = draft.position_factors(config.loss.decay)
     return Plan(index, tokens, blocks, position_weights(blocks.valid, factors))
 

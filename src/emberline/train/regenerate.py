@@ -11,7 +11,6 @@ or another split need no sampling.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,9 +21,11 @@ from safetensors.torch import load_file, save_file
 
 from emberline.engine.engine import Engine
 from emberline.train.config import SynthesisConfig
-from emberline.train.dataset import SYNTHESIS_FILE, Role
+from emberline.train.dataset import Role
 from emberline.train.dialogues import Dialogue, Limits, converse
-from emberline.train.selection import Counts, Sampled, Selection, pad, prompt_digest, select
+from emberline.train.question_split import prompt_digest
+from emberline.train.sampled_with import check_sampling, write_sampling
+from emberline.train.selection import Counts, Sampled, Selection, pad, select
 from emberline.train.starts import Source
 
 if TYPE_CHECKING:
@@ -53,21 +54,16 @@ class Job:
                 f"max_answer {self.max_answer} is under min_answer {self.selection.min_answer}"
             )
 
-    def settings(self, counts: Counts | None, refused: str | None = None) -> dict[str, Any]:
-        """What `synthesis.json` says: counts once all is done, or why no rows were left."""
+    def sampling(self) -> dict[str, Any]:
+        """What the dialogues follow from; the selection takes from them."""
         config = asdict(self.config)
         del config["rounds"]  # the source's to say: those of a file follow from its prompts
-        sampling = {
+        return {
+            "sampler": "engine",
             "model": self.model,
             **config,
             "max_answer": self.max_answer,
             **self.source.describe(),
-        }
-        return {
-            "sampling": json.loads(json.dumps(sampling)),  # as it will be read back
-            "selection": asdict(self.selection),
-            "counts": asdict(counts) if counts is not None else None,
-            **({"refused": refused} if refused is not None else {}),
         }
 
 
@@ -81,12 +77,13 @@ def regenerate(
     """Sample what is missing, select, and write the rows.
 
     Raises:
-        ValueError: the folder holds dialogues of other settings, or none is left to train on.
+        ValueError: the folder holds rows of other settings or of none known, or no dialogue is
+            left to train on.
         ModelError: the engine broke off a request.
     """
     rounds = folder / "sampled"
-    rounds.mkdir(parents=True, exist_ok=True)
     check_folder(folder, job)
+    rounds.mkdir(parents=True, exist_ok=True)
     _write_settings(folder, job, None)  # from here on the rows are not whole
     for split in ("train", "held_out"):
         for old in folder.glob(f"{split}_*.safetensors"):
@@ -177,23 +174,17 @@ def _load_round(path: Path) -> list[Sampled]:
 
 
 def check_folder(folder: Path, job: Job) -> None:
-    """Raises ValueError where the folder holds dialogues of other settings."""
-    path = folder / SYNTHESIS_FILE
-    if not path.exists():
-        return
-    found = json.loads(path.read_text(encoding="utf-8"))["sampling"]
-    for name, value in job.settings(None)["sampling"].items():
-        if found.get(name) != value:
-            raise ValueError(
-                f"{path}: sampled with {name} {found.get(name)!r}, not {value!r}: give the same "
-                "again, or another folder"
-            )
+    """Raises ValueError where the folder holds dialogues of other settings, or rows of others."""
+    check_sampling(folder, job.sampling())
 
 
 def _write_settings(
     folder: Path, job: Job, counts: Counts | None, refused: str | None = None
 ) -> None:
-    partial = folder / f"{SYNTHESIS_FILE}.partial"
-    text = json.dumps(job.settings(counts, refused), indent=1)
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(folder / SYNTHESIS_FILE)
+    """Counts once all is done, or why no rows were left."""
+    rest = {
+        "selection": asdict(job.selection),
+        "counts": asdict(counts) if counts is not None else None,
+        **({"refused": refused} if refused is not None else {}),
+    }
+    write_sampling(folder, job.sampling(), rest)

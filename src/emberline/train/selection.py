@@ -39,7 +39,7 @@ class Selection:
 class Sampled:
     """A dialogue, and what tells its prompt from others."""
 
-    prompt: int  # digest of the prompt's text, see `prompt_digest`
+    prompt: int  # digest of the prompt's text, see `question_split.prompt_digest`
     dialogue: Dialogue
 
 
@@ -63,12 +63,6 @@ class Counts:
             f"{self.same_prompt:,} with a prompt that was there, {self.same_answer:,} with the "
             f"same answer, {self.too_short:,} with a shorter answer than wanted"
         )
-
-
-def prompt_digest(text: str) -> int:
-    """64 bits of a prompt's text; case and white space make no other prompt."""
-    normal = " ".join(text.casefold().split())
-    return int.from_bytes(hashlib.sha256(normal.encode()).digest()[:8], signed=True)
 
 
 def select(

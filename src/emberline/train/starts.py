@@ -16,7 +16,7 @@ from emberline.prompts import Conversation, conversation_ids
 from emberline.train.config import SynthesisConfig
 from emberline.train.dataset import Role
 from emberline.train.dialogues import Start
-from emberline.train.selection import prompt_digest
+from emberline.train.question_split import prompt_digest
 from emberline.train.synthesize import TurnScript, make_starts, read_script
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,11 +20,15 @@ from torch import Tensor
 from emberline.train.config import SynthesisConfig
 from emberline.train.dataset import Role, TokenRows, log_round
 from emberline.train.openings import OPENINGS, PLAIN, SYSTEM_PROMPTS
-from emberline.train.questions import make_question
+from emberline.train.question_split import draw_question
+from emberline.train.sampled_with import REMEDY, check_sampling, seed_of, write_sampling
 from emberline.train.target import FrozenTarget, Lockstep
 
 MARK_USER = "\u0001user\u0001"
 MARK_ANSWER = "\u0001answer\u0001"
+PLAIN_TEMPERATURE = 1.0
+"""Of plain text: its few openings have one greedy continuation each, which is soon learnt."""
+Split = Literal["train", "held_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class TurnScript:
     """The template's own tokens around turns."""
 
     before_user: str  # text from the start of the chat to the first user turn, default system turn
-    other_systems: tuple[str, ...]  # the same with other system turns
+    other_systems: tuple[str, ...]  # the same with other system turns; () if it refuses them
     to_answer: tuple[int, ...]  # from the end of a user turn to the start of the answer
     to_user: tuple[int, ...]  # from the end of an answer to the start of the next user turn
     stop_ids: tuple[int, ...]  # tokens that end a turn; the first also closes a turn that is cut
@@ -59,8 +63,7 @@ def read_script(tokenizer: Any, stop_ids: tuple[int, ...]) -> TurnScript:
 
     closing = tokenizer(to_answer, add_special_tokens=False).input_ids[0]
     ordered = (closing, *(stop for stop in stop_ids if stop != closing))
-    others = tuple(_other_system(tokenizer, prompt) for prompt in SYSTEM_PROMPTS)
-    return TurnScript(before, others, ids(to_answer), ids(to_user), ordered)
+    return TurnScript(before, _other_systems(tokenizer), ids(to_answer), ids(to_user), ordered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,18 @@ class Starts:
 
 
 def make_starts(
-    tokenizer: Any, script: TurnScript, config: SynthesisConfig, rng: random.Random
+    tokenizer: Any,
+    script: TurnScript,
+    config: SynthesisConfig,
+    rng: random.Random,
+    split: Split = "train",
 ) -> Starts:
-    """Draw a round's beginnings: chat or plain, system prompt, opening, temperature."""
-    starts = [_start(script, config, rng) for _ in range(config.batch_size)]
+    """Draw a round's beginnings: chat or plain, system prompt, opening, temperature.
+
+    Held-out rows all begin with questions that no training row is given. Of openings there are
+    too few to keep some aside.
+    """
+    starts = [_start(script, config, rng, split) for _ in range(config.batch_size)]
     encoded = tokenizer([text for text, _ in starts], add_special_tokens=False).input_ids
     roles = [int(role) for _, role in starts]
     asked = (script.stop_ids[0], *script.to_answer)
@@ -88,32 +99,51 @@ def make_starts(
     longest = min(max(map(len, rows)), config.seq_len - 1)
     padded = [row[:longest] + [0] * (longest - len(row)) for row in rows]
     drawn = rng.choices(config.temperatures, config.temperature_weights, k=config.batch_size)
+    temperatures = [
+        PLAIN_TEMPERATURE if role == Role.PLAIN else temperature
+        for role, temperature in zip(roles, drawn, strict=True)
+    ]
     return Starts(
         tokens=torch.tensor(padded),
         lens=torch.tensor([min(len(row), longest) for row in rows]),
         roles=torch.tensor(roles),
-        temperatures=torch.tensor(drawn, dtype=torch.float32),
+        temperatures=torch.tensor(temperatures, dtype=torch.float32),
     )
 
 
-def _start(script: TurnScript, config: SynthesisConfig, rng: random.Random) -> tuple[str, Role]:
+def _start(
+    script: TurnScript, config: SynthesisConfig, rng: random.Random, split: Split
+) -> tuple[str, Role]:
     """One row's given text, and what the model writes after it."""
-    if rng.random() < config.plain_fraction:
+    held_out = split == "held_out"
+    if not held_out and rng.random() < config.plain_fraction:
         return rng.choice(PLAIN), Role.PLAIN
     text = script.before_user
-    if rng.random() < config.system_fraction:
+    if script.other_systems and rng.random() < config.system_fraction:
         text = rng.choice(script.other_systems)
-    if rng.random() < config.question_fraction:
-        return text + make_question(rng), Role.ANSWER
+    if held_out or rng.random() < config.question_fraction:
+        return text + draw_question(rng, reserved=held_out), Role.ANSWER
     if rng.random() < config.opening_fraction:
         text += rng.choice(OPENINGS)
     return text, Role.USER
 
 
-def _other_system(tokenizer: Any, prompt: str) -> str:
-    turns = [{"role": "system", "content": prompt}, {"role": "user", "content": MARK_USER}]
-    text: str = tokenizer.apply_chat_template(turns, tokenize=False)
-    return text.split(MARK_USER)[0]
+def _other_systems(tokenizer: Any) -> tuple[str, ...]:
+    """What comes before the user's first words under other system prompts; () if it refuses them.
+
+    Some templates (Gemma 2) know no system role.
+    """
+    from jinja2 import TemplateError
+
+    found = []
+    for prompt in SYSTEM_PROMPTS:
+        turns = [{"role": "system", "content": prompt}, {"role": "user", "content": MARK_USER}]
+        try:
+            text: str = tokenizer.apply_chat_template(turns, tokenize=False)
+        except TemplateError:
+            return ()
+        found.append(text.split(MARK_USER)[0])
+    return tuple(found)
 
 
 class TurnTaker:
@@ -211,33 +241,59 @@ def synthesize(
 ) -> None:
     """Write `rounds` files of training rows, and `held_out_rows` of a round of their own.
 
-    A round that is already on disk is kept, so an interrupted synthesis goes on where it stopped.
+    A round that is already on disk is kept, so an interrupted synthesis goes on where it stopped,
+    and one with more rounds adds to a shorter one.
+
+    Raises:
+        ValueError: the folder holds rows of other settings, or more rounds.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    sampling = _sampling(target, config, held_out_rows)
+    check_sampling(folder, sampling)
+    _check_rounds(folder, config.rounds)
     script = read_script(tokenizer, stop_ids)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_sampling(folder, sampling, {"counts": None})  # from here on the rows are not whole
     taker = TurnTaker(target, script, config)
     step = _graph_steps(taker) if target.device.type == "cuda" else taker.step
     names = [f"train_{index:03d}" for index in range(config.rounds)]
     if held_out_rows:
         names.insert(0, "held_out_000")
-    for index, name in enumerate(names):
+    for name in names:
         path = folder / f"{name}.safetensors"
         if path.exists():
             continue
         started = time.perf_counter()
         rng = random.Random(f"{config.seed}/{name}")
-        torch.manual_seed(config.seed * 1_000_003 + index)
-        taker.begin(make_starts(tokenizer, script, config, rng))
+        torch.manual_seed(seed_of(config.seed, name))
+        split: Split = "held_out" if name.startswith("held_out") else "train"
+        taker.begin(make_starts(tokenizer, script, config, rng, split))
         for position in range(config.seq_len - 1):
             step(position)
         rows = TokenRows(taker.tokens.int(), taker.roles.to(torch.uint8))
-        if name.startswith("held_out"):
+        if split == "held_out":
             rows = TokenRows(rows.tokens[:held_out_rows], rows.roles[:held_out_rows])
         rows.save(path)
         seconds = time.perf_counter() - started
-        log_round(folder, name[: name.rindex("_")], rows.num_rows, seconds)
+        log_round(folder, split, rows.num_rows, seconds)
         rate = config.batch_size * config.seq_len / seconds
         report(f"{name}: {rows.num_rows} rows in {seconds:.1f} s, {rate:,.0f} tokens/s")
+    aside = min(held_out_rows, config.batch_size)
+    counts = {"train": config.rounds * config.batch_size, "held_out": aside}
+    write_sampling(folder, sampling, {"counts": counts})
+
+
+def _sampling(target: FrozenTarget, config: SynthesisConfig, held_out_rows: int) -> dict[str, Any]:
+    """What every round follows from, besides its name."""
+    settings = asdict(config)
+    del settings["rounds"]  # each is drawn from its own name
+    settings["held_out_rows"] = held_out_rows
+    return {"sampler": "lockstep", "model": target.digest(), **settings}
+
+
+def _check_rounds(folder: Path, rounds: int) -> None:
+    there = len(list(folder.glob("train_*.safetensors")))
+    if there > rounds:
+        raise ValueError(f"{folder}: holds {there} rounds, and rounds is {rounds}: {REMEDY}")
 
 
 def _graph_steps(taker: TurnTaker) -> Callable[[int], None]:

@@ -8,6 +8,7 @@ is shared with it, so that a fault in one shows up as disagreement with the othe
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from emberline.models.stock_load import load_whole
 
+DIGESTED = 64  # entries of a weight that tell it from another
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -154,6 +156,16 @@ class FrozenTarget:
         if compiled:
             self.project = torch.compile(project, dynamic=False)
             self.finish = torch.compile(finish, dynamic=False)
+
+    def digest(self) -> str:
+        """Tells this target from others: of its type, and of some entries of every weight."""
+        entries = hashlib.sha256(f"{self.config['model_type']} {self.shape}".encode())
+        layers = (getattr(layer, name) for layer in self.layers for name in layer.__slots__)
+        for weight in (self.embedding, self.head, self.final_norm, *layers):
+            if weight is not None:
+                some = weight.flatten()[:: max(1, weight.numel() // DIGESTED)]
+                entries.update(some.float().cpu().numpy().tobytes())
+        return entries.hexdigest()[:12]
 
     @torch.no_grad()
     def features(self, tokens: Tensor, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
