@@ -65,7 +65,10 @@ def test_written_recipe_is_read_back(name: str, tmp_path: Path):
     assert recipe.training.loss.ce == ((0.0, 1.0), (0.4, 1.0), (0.4, 0.1))
     assert recipe.draft["target_layer_ids"] == (1, 3)
     assert recipe.synthesis.temperatures == (1.0, 0.5)
-    assert read_recipe(write(tmp_path, to_toml(recipe)), {}) == recipe
+    text = to_toml(recipe)
+    assert read_recipe(write(tmp_path, text), {}) == recipe
+    assert f'algorithm = "{name}"' in text
+    assert "num_hidden_layers" in text
 
 
 def test_later_layers_win(tmp_path: Path):

@@ -72,7 +72,7 @@ def without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--layers", "0"], "draft.num_hidden_layers must be at least 1, got 0"),
         (["--block-size", "30"], "draft.block_size 30 needs rows of 32 tokens, these have 24"),
         (["--seqs", "16"], "8 training rows; a step needs 16"),
-        (["--accumulate", "3"], "seqs_per_step 4 must be a multiple of 3"),
+        (["--accumulate", "3"], "train.seqs_per_step 4 must be a multiple of 3"),
         (["--data", "{tmp}/none"], "none: no such folder"),
         (["--data", "{tmp}/foreign"], "train rows hold token 499, the model's ids are 0 to 260"),
         (["--data", "{tmp}/mixed"], "rows of 20 tokens, those of train_000.safetensors have 24"),

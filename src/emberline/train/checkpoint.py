@@ -88,7 +88,7 @@ def rows_digest(rows: TokenRows) -> str:
     """Of all tokens and roles, and of their order."""
     digest = hashlib.blake2b(repr(tuple(rows.tokens.shape)).encode(), digest_size=16)
     for tensor in (rows.tokens.to(torch.int32), rows.roles.to(torch.uint8)):
-        digest.update(tensor.cpu().contiguous().numpy())
+        digest.update(tensor.cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 

@@ -39,7 +39,7 @@ class World:
         pieces = self.size * parts
         if rows % pieces:
             raise ValueError(
-                f"seqs_per_step {rows} must be a multiple of {pieces}: "
+                f"train.seqs_per_step {rows} must be a multiple of {pieces}: "
                 f"processes {self.size} x accumulate {parts}"
             )
         width = rows // pieces

@@ -99,8 +99,9 @@ class Recipe:
         for section, names in ABSENT[algorithm].items():
             for name in names:
                 tables[section].pop(name, None)
-        for name in ALGORITHMS[algorithm]["draft"].keys() - {"algorithm"}:
-            draft.pop(name, None)  # the algorithm's name says it
+        if algorithm != "dspark":  # its name says that it has none
+            for name in ("markov_rank", "enable_confidence_head"):
+                draft.pop(name, None)
         return {
             name: {key: value for key, value in table.items() if value is not None}
             for name, table in tables.items()
