@@ -12,9 +12,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from emberline.cli import make_app
+from emberline.cli import inspect, make_app
 from emberline.drafters.dialects import read_checkpoint
-from emberline.engine.probe import BLOCKS, Pages, Probed, probe, readings, tapped, write_text
+from emberline.drafters.geometry import read_geometry
+from emberline.engine import probe as probe_module
+from emberline.engine.probe import (
+    BLOCKS,
+    Pages,
+    Probed,
+    leaders,
+    probe,
+    readings,
+    tapped,
+    write_text,
+)
 from emberline.models.load import load_target
 from emberline.train.config import DraftConfig
 from emberline.train.convert import convert
@@ -25,6 +36,7 @@ from support.tiny_gguf import TOKENS, tiny_model, write_gguf
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAGE_SIZE, NUM_PAGES, LENGTH, DEPTH = 16, 17, 60, 6
+CONFIG = read_geometry(read_checkpoint(GOLDEN / "vanilla"))
 
 
 def probed(draft: Path, **changes: Any) -> tuple[Probed, ...]:
@@ -87,6 +99,66 @@ def test_a_shift_reads_the_layers_that_the_files_should_name() -> None:
 def test_eagle3_has_layers_alone_to_try() -> None:
     found = probed(GOLDEN / "eagle3")
     assert {one.reading.slot_rule for one in found} == {None}
+
+
+# What may be concluded
+
+READINGS = [
+    probe_module.Reading(rule, shift, CONFIG)  # type: ignore[arg-type]
+    for rule in ("anchor", "shifted")
+    for shift in (0, 1)
+]
+
+
+def verdict(*accepted: list[int]) -> tuple[str, int]:
+    """What is said of readings with these drafts by block, and how many lead."""
+    found = tuple(Probed(r, tuple(a)) for r, a in zip(READINGS, accepted, strict=False))
+    ahead = leaders(found)
+    return inspect._verdict(found[0], ahead, len(found)), len(ahead)
+
+
+NOTHING, SOME, MANY = [0] * 10, [0, 1] * 5, [3, 4] * 5
+
+
+def test_a_tie_is_called_a_tie() -> None:
+    for equal in (NOTHING, SOME):
+        said, ahead = verdict(equal, equal, equal)
+        assert ahead == 3
+        assert said == (
+            "These blocks cannot tell apart: anchor as in the files; anchor +1; shifted as in the "
+            "files."
+        )
+    said, ahead = verdict(MANY, [*MANY[:9], 3], NOTHING)  # a draft in ten blocks
+    assert ahead == 2
+    assert "rightly" not in said
+    # A mean that is far ahead, by one block alone.
+    assert verdict([7, *NOTHING[1:]], NOTHING)[1] == 2
+    said, ahead = verdict(NOTHING, MANY, MANY)
+    assert "The files' own reading is worse than these." in said
+
+
+def test_a_clear_lead_is_concluded_from() -> None:
+    assert verdict(MANY, SOME, NOTHING) == ("The files are read rightly.", 1)
+    assert verdict(SOME, NOTHING, MANY)[0] == (
+        "The other slot rule fits better: --draft-slot-rule shifted"
+    )
+    said, _ = verdict(SOME, NOTHING, NOTHING, MANY)
+    assert "--draft-slot-rule shifted" in said
+    assert "Layer ids +1 fit better" in said
+    assert verdict(MANY)[0] == "There is no other reading to compare the files with."
+
+
+def test_no_more_blocks_are_drafted_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafted = []
+    context = probe_module._context
+
+    def counted(*arguments: Any) -> Any:
+        drafted.append(1)
+        return context(*arguments)
+
+    monkeypatch.setattr(probe_module, "_context", counted)
+    found = probed(GOLDEN / "vanilla")
+    assert len(drafted) == BLOCKS * len(found)
 
 
 # The command
@@ -168,6 +240,8 @@ def test_the_command_probes(
         code, said = inspected(source, "--model", model, "--probe", "--dtype", "float32")
         assert code == 0, said
         assert "10 teacher-forced blocks" in said
+        assert "cannot tell apart" in said  # a random draft: nothing of it is ever right
+        assert "<- best" not in said
         assert "anchor as in the files" in said
         assert "shifted as in the files" in said
 

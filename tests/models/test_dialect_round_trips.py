@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from support.tiny_dialects import (
     EXAMPLES,
     LLAMA,
     PLAIN,
+    as_speculators,
     drafter_of,
     folder_of,
 )
@@ -84,6 +86,61 @@ def test_guesses_are_marked(tmp_path: Path) -> None:
     found = read_checkpoint(both)
     assert found.ambiguous
     assert found.slot_rule == "anchor"
+
+
+def eagle3_layers(
+    folder: Path, depth: int | None = None, target_depth: int | None = None, **changes: object
+) -> tuple[list[int], bool]:
+    """The layers of an EAGLE-3 file whose target has `depth` layers, and whether they are a guess."""
+    raw = eagle3_config(
+        architectures=["LlamaForCausalLMEagle3"],
+        target_layer_ids=None,
+        num_target_layers=depth,
+        **changes,
+    )
+    found = read_checkpoint(folder_of(folder, raw, LLAMA), target_depth=target_depth)
+    return list(found.config["target_layer_ids"]), found.layers_guessed
+
+
+def test_nested_eagle3_layers_are_outputs(tmp_path: Path) -> None:
+    def named(*layers: int) -> dict[str, list[int]]:
+        return {"eagle_aux_hidden_state_layer_ids": list(layers)}
+
+    nested = named(1, 46, 90)
+    assert eagle3_layers(tmp_path / "nested", 94, eagle_config=nested) == ([1, 46, 90], False)
+    top = eagle3_layers(tmp_path / "top", 94, **named(2, 47, 91))
+    assert top == ([1, 46, 90], False)
+    # The default of files that name none counts inputs: a copy of it may mean either.
+    copied = named(2, 47, 91)
+    assert eagle3_layers(tmp_path / "copied", 94, eagle_config=copied) == ([2, 47, 91], True)
+    assert eagle3_layers(tmp_path / "deep", None, 94, eagle_config=copied) == ([2, 47, 91], True)
+    assert eagle3_layers(tmp_path / "lone", eagle_config=copied) == ([2, 47, 91], True)
+    assert eagle3_layers(tmp_path / "other", 96, eagle_config=copied) == ([2, 47, 91], False)
+
+
+PROMISES = {
+    "markov": ({"markov_rank": 8}, "markov_w1.weight' is missing"),
+    "markov of its class": ({}, "markov_w1.weight' is missing"),
+    "confidence": ({"enable_confidence_head": True}, "confidence_head.proj.weight' is missing"),
+    "confidence of its class": ({}, "confidence_head.proj.weight' is missing"),
+    "causal": ({"causal": True}, "causal block"),
+    "logit scale": ({"logit_scale": 0.5}, "logit_scale 0.5"),
+}
+
+
+@pytest.mark.parametrize("case", PROMISES)
+def test_what_a_speculators_config_promises_is_missed(tmp_path: Path, case: str) -> None:
+    changes, reason = PROMISES[case]
+    lost = "markov_head" if case.startswith("markov") else "confidence"
+    if case in ("causal", "logit scale"):
+        lost = "nothing"
+    tensors = {n: t for n, t in draft_tensors().items() if not n.startswith(lost)}
+    folder = as_speculators(tmp_path / "draft", dict(PLAIN), tensors)
+    raw = json.loads((folder / "config.json").read_text())
+    raw |= {"speculators_model_type": "dspark", **changes}
+    (folder / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=reason):
+        drafter_of(folder)
 
 
 def test_eagle3_layers_follow_from_the_depth_where_none_are_named(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from emberline.drafters.dialects.gguf_write import write_gguf
 
 from support.drafter_world import (
     HIDDEN,
+    VOCAB,
     TinyTarget,
 )
 from support.tiny_dialects import (
@@ -47,7 +48,8 @@ def written(path: Path, checkpoint: DraftCheckpoint, form: str) -> Path:
     tables = dict(zip(SHARED, (target.embedding, target.matrix), strict=True))
     if form == "gguf":
         path = path.with_suffix(".gguf")
-        write_gguf(path, checkpoint, {})
+        own = [name for name in SHARED if name in checkpoint.shapes]
+        write_gguf(path, checkpoint, {}, own)
         return path
     if form == "zlab":
         return folder_of(path, *flat.write_zlab(checkpoint))
@@ -57,6 +59,15 @@ def written(path: Path, checkpoint: DraftCheckpoint, form: str) -> Path:
     return folder_of(path, *flat.write(checkpoint, tables))
 
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+OWN_HEAD = draft_tensors() | {
+    "lm_head.weight": torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(9))
+}
 SOURCES: dict[str, tuple[Config, Tensors]] = {
     "dspark": (PLAIN, draft_tensors()),
     "rnn": (PLAIN, draft_tensors("rnn")),
@@ -72,7 +83,28 @@ SOURCES: dict[str, tuple[Config, Tensors]] = {
     "eagle3 llama": (eagle3_config(ttt_length=7, norm_before_residual=True), LLAMA),
     "eagle3 reduced": (eagle3_config(ttt_length=7, draft_vocab_size=8), REDUCED_EAGLE3),
 }
+SOURCES |= {
+    "gelu": (draft_config(hidden_act="gelu_pytorch_tanh"), draft_tensors()),
+    "yarn": (draft_config(rope_parameters=YARN), draft_tensors()),
+    "yarn betas": (
+        draft_config(rope_parameters=YARN | {"beta_fast": 8.0, "beta_slow": 2.0}),
+        draft_tensors(),
+    ),
+    "yarn factor": (
+        draft_config(rope_parameters=YARN | {"attention_factor": 1.5}),
+        draft_tensors(),
+    ),
+    "capped": (draft_config(final_logit_softcapping=3.0), OWN_HEAD),
+    "eagle3 residual": (eagle3_config(norm_before_residual=True), eagle3_tensors()),
+}
 CANNOT = {
+    ("gelu", "gguf"): "no hidden_act 'gelu_pytorch_tanh'",
+    ("yarn factor", "gguf"): r"attention_factor 1\.5",
+    ("capped", "speculators"): "no final_logit_softcapping",
+    ("eagle3 llama", "deepspec"): "has norms of queries and keys",
+    ("eagle3 residual", "deepspec"): "no norm_before_residual",
+    ("eagle3 residual", "speculators"): "no norms of queries and keys",
+    ("eagle3 residual", "gguf"): "no place for layers.0.self_attn.",
     ("shifted", "deepspec"): "cannot say",
     ("reduced", "deepspec"): "no reduced vocabulary",
     ("eagle3 reduced", "deepspec"): "no reduced vocabulary",
@@ -97,3 +129,22 @@ def test_what_is_written_drafts_the_same(tmp_path: Path, name: str, form: str) -
         return
     path = written(tmp_path / "out", checkpoint, form)
     assert same_drafts(drafter_of(path), drafter_of(source))
+
+
+def test_no_class_is_given_a_draft_that_it_would_read_otherwise(tmp_path: Path) -> None:
+    """z-lab's class, by which this engine's own form tells a silent anchor too."""
+    gemma = folder_of(
+        tmp_path / "gemma",
+        gemma4_config(keys_are_values=True) | {**DFLASH},
+        {n: t for n, t in gemma4_tensors(keys_are_values=True).items() if "_head." not in n},
+    )
+    markov = folder_of(tmp_path / "markov", PLAIN, draft_tensors())
+    for source, reason in ((gemma, "Gemma 4 backbone"), (markov, "Markov head")):
+        with pytest.raises(ValueError, match=reason):
+            flat.write_own(read_checkpoint(source, "shifted"))
+    reduced = folder_of(tmp_path / "reduced", draft_config(**DFLASH), reduced_tensors(None))
+    checkpoint = read_checkpoint(reduced, "shifted")
+    with pytest.raises(ValueError, match="no reduced vocabulary"):
+        flat.write_zlab(checkpoint)
+    own = folder_of(tmp_path / "own", *flat.write_own(checkpoint))
+    assert same_drafts(drafter_of(own), drafter_of(reduced, slot_rule="shifted"))

@@ -111,6 +111,19 @@ CONFIG_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         {"layer_types": None, "use_sliding_window": True, "sliding_window": 64},
         "sliding-window",
     ),
+    "sliding window alone": ({"layer_types": None, "sliding_window": 64}, "sliding_window 64"),
+    "causal at the top": ({"causal": True}, "causal block"),
+    "causal at the top only": (
+        {"causal": True, "dflash_config": {"causal": False}},
+        "causal block",
+    ),
+    "logit scale": ({"logit_scale": 0.25}, "logit_scale 0.25"),
+    "logits scaling": ({"logits_scaling": 8.0}, "logits_scaling 8.0"),
+    "part of a head": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    "confidence alone": (
+        {"markov_rank": 0, "markov_head_type": None},
+        "enable_confidence_head with markov_rank 0",
+    ),
     "activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     "growing rope": (
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
@@ -137,11 +150,22 @@ CONFIG_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", CONFIG_REFUSALS)
 def test_config_refusals_say_why(tmp_path: Path, case: str) -> None:
     changes, reason = CONFIG_REFUSALS[case]
-    tensors = draft_tensors(None if case == "head missing" else "vanilla")
+    headless = case in ("head missing", "confidence alone")
+    tensors = draft_tensors(None if headless else "vanilla")
     with pytest.raises(ModelError) as raised:
         load(tmp_path, draft_config(**changes), tensors)
     assert reason in str(raised.value)
     assert str(tmp_path) in str(raised.value)
+
+
+def test_a_window_that_is_not_used_is_harmless(tmp_path: Path) -> None:
+    unused = {"sliding_window": 64, "use_sliding_window": False}
+    for name, changes in {
+        "flag": {**unused, "layer_types": None},
+        "types": {"sliding_window": 64},
+    }.items():
+        drafter = load(tmp_path / name, draft_config(**changes), draft_tensors())
+        assert same_drafts(drafter, plain(tmp_path / "plain"))
 
 
 def test_taps_deeper_than_this_target(tmp_path: Path) -> None:

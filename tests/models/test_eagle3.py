@@ -27,6 +27,7 @@ from support.drafter_world import (
     World,
     load,
 )
+from support.tiny_draft import draft_config, draft_tensors
 from support.tiny_eagle3 import STEPS, eagle3_config, eagle3_tensors
 
 EPS = 1e-6
@@ -200,13 +201,38 @@ def test_own_tables_of_another_width(tmp_path: Path) -> None:
     narrow = HIDDEN // 2
     tensors = eagle3_tensors(width=narrow)
     config = eagle3_config(hidden_size=narrow)
-    with pytest.raises(ModelError, match=r"hidden size of 16, the target has 32.*embed_tokens"):
+    with pytest.raises(
+        ModelError, match=r"hidden size of 16, the target's embedding has 32.*embed"
+    ):
         load(tmp_path / "without", config, tensors)
     tensors["embed_tokens.weight"] = torch.randn(VOCAB, narrow)
     tensors["lm_head.weight"] = torch.randn(VOCAB, narrow)
     drafter = load(tmp_path / "with", config, tensors)
     proposal = World(drafter).observe_all().propose(EVERYONE, GREEDY)
     assert proposal.token_ids.shape == (4, STEPS)
+
+
+class NarrowEmbeddings(TinyTarget):
+    """A target whose embedding and head are half as wide as its layers, as some OPT models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = self.embedding[:, : HIDDEN // 2]
+        self.matrix = self.matrix[:, : HIDDEN // 2]
+
+
+def test_taps_are_as_wide_as_the_targets_layers(tmp_path: Path) -> None:
+    """Not as its embedding: a draft of the embedding's width shares both tables."""
+    narrow = HIDDEN // 2
+    config, tensors = eagle3_config(hidden_size=narrow), eagle3_tensors(width=narrow)
+    drafter = load(tmp_path / "narrow", config, tensors, NarrowEmbeddings())
+    proposal = World(drafter).observe_all().propose(EVERYONE, GREEDY)
+    assert proposal.logits is not None
+    assert proposal.logits.isfinite().all()
+    with pytest.raises(ModelError, match=r"hidden size of 32, the target's embedding has 16"):
+        load(tmp_path / "eagle3", eagle3_config(), eagle3_tensors(), NarrowEmbeddings())
+    with pytest.raises(ModelError, match=r"hidden size of 32, the target's embedding has 16"):
+        load(tmp_path / "block", draft_config(), draft_tensors(), NarrowEmbeddings())
 
 
 def test_fewer_drafts_are_a_prefix_and_more_go_on(tmp_path: Path) -> None:
@@ -283,6 +309,15 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {
     "no steps": ({"ttt_length": 0}, {}, "ttt_length must be at least 1"),
     "unsorted taps": ({"target_layer_ids": [1, 1, 3]}, {}, "rise strictly"),
     "taps too deep": ({"target_layer_ids": [0, 1, 4]}, {}, "beyond 4 layers"),
+    "activation": ({"hidden_act": "gelu"}, {}, "hidden_act 'gelu'"),
+    "capped head": (
+        {"final_logit_softcapping": 30.0},
+        {"lm_head.weight": torch.zeros(VOCAB, HIDDEN)},
+        "final_logit_softcapping 30.0 with a head of its own",
+    ),
+    "logit scale": ({"logit_scale": 0.5}, {}, "logit_scale 0.5"),
+    "part of a head": ({"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor 0.5"),
+    "window": ({"sliding_window": 64}, {}, "sliding_window 64"),
     "other vocabulary": ({"vocab_size": 41}, {}, "vocabulary of 41, the target has 40"),
     "other depth": ({"num_target_layers": 6}, {}, "target of 6 layers, not of 4"),
     "fewer taps": ({"target_layer_ids": [1, 3]}, {}, "do not fill fc.weight's 96 columns"),

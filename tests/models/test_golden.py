@@ -36,7 +36,7 @@ class TransformersTarget:
     def __init__(self, folder: Path) -> None:
         self.model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         config = self.model.config
-        self.vocab_size = config.vocab_size
+        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
         self.kv_spec = KVSpec(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

@@ -46,6 +46,7 @@ class TableTarget:
 
     min_rows = 1
     max_model_len = 64
+    hidden_size = 0  # it has no layers to tap
 
     def __init__(
         self, table: Callable[[Prefix], Tensor], vocab_size: int, num_slots: int, page_size: int

@@ -25,7 +25,7 @@ LENGTHS = (3, 21, 140, 1)  # tokens before the anchor; one neighbour needs a sec
 class TinyTarget:
     """The target protocol's shared parts, random weights."""
 
-    vocab_size = VOCAB
+    vocab_size, hidden_size = VOCAB, HIDDEN
     max_model_len = PAGE_SIZE * PAGES_PER_REQ
     kv_spec = KVSpec(TARGET_LAYERS, KV_HEADS, HEAD_DIM)
     min_rows = 8

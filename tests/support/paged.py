@@ -42,6 +42,7 @@ class PrefixTarget:
     ) -> None:
         assert window is None or window >= order
         self.vocab_size = vocab_size
+        self.hidden_size = 1
         self.max_model_len = max_model_len
         self.page_size = page_size
         self.order = order

@@ -223,7 +223,7 @@ def as_eagle3_gguf(path: Path, config: Config, tensors: Tensors) -> Path:
 
 def as_specforge_eagle3(path: Path, config: Config, tensors: Tensors) -> Path:
     named = {n.replace("layers.0.", "midlayer."): t for n, t in tensors.items()}
-    layers = [layer + 1 for layer in config.pop("target_layer_ids")]
+    layers = config.pop("target_layer_ids")
     raw = {**config, "architectures": ["LlamaForCausalLMEagle3"]}
     raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": layers}
     return folder_of(path, raw, named)

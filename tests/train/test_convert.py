@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from emberline.cli import make_app
 from emberline.config import CacheConfig, EngineConfig, SlotRule, SpeculationConfig
+from emberline.drafters.dialects.canonical import SHARED
 from emberline.engine.build import build_engine
 from emberline.train.config import DraftConfig
 from emberline.train.convert import FORMS, Form, convert, open_draft
@@ -19,8 +21,9 @@ from emberline.train.model import build_model
 from emberline.train.target import FrozenTarget
 from emberline.types import Request, SamplingParams
 
+from support.drafter_world import HIDDEN, TinyTarget, load
 from support.tiny_dialects import EXAMPLES, drafter_of
-from support.tiny_draft import same_drafts
+from support.tiny_draft import gemma4_config, gemma4_tensors, proposals, same_drafts
 
 PROMPT = (5, 9, 33, 2, 7)
 
@@ -189,6 +192,31 @@ def test_a_file_that_leaves_the_vocabulary_to_its_target(tmp_path: Path) -> None
     (target / "config.json").write_text('{"vocab_size": 40}')
     convert(tmp_path / "out", checkpoint, "zlab", "float32", target)
     assert same_drafts(drafter_of(tmp_path / "out"), drafter_of(file))
+
+
+def test_a_targets_scaled_embedding_is_written_without_its_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads a Gemma 4 draft scales its embedding: a target's table has that inside."""
+    scale = HIDDEN**0.5
+
+    class ScaledTarget(TinyTarget):
+        def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+            return self.embedding[token_ids] * scale
+
+    target = ScaledTarget()
+    tensors = gemma4_tensors(keys_are_values=True)
+    bare = {name: tensor for name, tensor in tensors.items() if name not in SHARED}
+    config = gemma4_config(keys_are_values=True, final_logit_softcapping=None)
+    shared = load(tmp_path / "bare", config, bare, target)
+    tables = (target.embedding * scale, target.matrix)
+    monkeypatch.setattr("emberline.train.convert.target_tables", lambda *_: tables)
+    convert(tmp_path / "out", open_draft(tmp_path / "bare"), "deepspec", "float32", tmp_path)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    torch.testing.assert_close(written["embed_tokens.weight"], target.embedding)
+    raw = json.loads((tmp_path / "out" / "config.json").read_text())
+    own = load(tmp_path / "out", raw, written, target)
+    torch.testing.assert_close(proposals(own)[1], proposals(shared)[1], atol=1e-3, rtol=1e-3)
 
 
 def test_another_target_is_refused_with_both_shapes(

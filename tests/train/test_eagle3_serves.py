@@ -11,11 +11,12 @@ import torch
 from emberline.config import EngineConfig
 from emberline.engine.build import build_engine
 from emberline.train.acceptance import measure
-from emberline.train.export import load_model, read_draft, write_compact, write_full
+from emberline.train.export import read_draft, write_full
 from emberline.train.target import FrozenTarget
 from emberline.types import Request, SamplingParams
 
 from support.engines import run
+from support.trained import load_model, write_compact
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COUNT = 32

@@ -15,13 +15,14 @@ from emberline.train.acceptance import draft_block, measure
 from emberline.train.config import DraftConfig, LossConfig, OptimConfig, TrainConfig
 from emberline.train.dataset import TokenRows
 from emberline.train.eagle3 import Eagle3Model
-from emberline.train.export import checkpoint_tensors, load_model, read_draft, write_full
+from emberline.train.export import checkpoint_tensors, read_draft, write_full
 from emberline.train.features import make_batch, plan_step
 from emberline.train.target import FrozenTarget
 from emberline.train.trainer import CHECKPOINT, Trainer
 from emberline.types import Request, SamplingParams
 
 from support.engines import run
+from support.trained import load_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -18,13 +18,13 @@ from emberline.train.config import DraftConfig
 from emberline.train.export import (
     checkpoint_tensors,
     compact,
-    load_model,
     read_draft,
     target_tables,
-    write_compact,
     write_full,
 )
 from emberline.train.target import FrozenTarget
+
+from support.trained import load_model, write_compact
 
 
 def fresh_model(draft: DraftConfig, target: FrozenTarget) -> DraftModel:

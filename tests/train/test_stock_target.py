@@ -17,7 +17,7 @@ from emberline.models.weights import ModelError
 from emberline.train.acceptance import measure
 from emberline.train.config import DraftConfig, TrainConfig
 from emberline.train.dataset import Role, TokenRows
-from emberline.train.export import load_model, read_draft, target_tables, write_compact, write_full
+from emberline.train.export import read_draft, target_tables, write_full
 from emberline.train.frozen import load_frozen, target_logits
 from emberline.train.objectives import Mix, fused_loss
 from emberline.train.stock_target import StockFrozenTarget
@@ -27,6 +27,7 @@ from emberline.types import Request, SamplingParams
 
 from support.engines import run
 from support.tiny_models import save_model
+from support.trained import load_model, write_compact
 
 CPU = torch.device("cpu")
 

@@ -21,9 +21,11 @@ from transformers import (
 from emberline.train.acceptance import measure
 from emberline.train.config import DraftConfig, TrainConfig
 from emberline.train.dataset import TokenRows
-from emberline.train.export import checkpoint_tensors, load_model
+from emberline.train.export import checkpoint_tensors
 from emberline.train.target import FrozenTarget, Lockstep, wide_linear
 from emberline.train.trainer import Trainer
+
+from support.trained import load_model
 
 SMALL = TrainConfig(steps=30, seqs_per_step=4, anchors=8)
 SIZES = {

@@ -64,6 +64,8 @@ def inspect(
             _show_probe(found)
     if checkpoint.ambiguous and not probe:
         typer.echo("The slot rule is a guess: --probe with --model measures both.")
+    if checkpoint.layers_guessed and not probe:
+        typer.echo("The layer ids are a guess: --probe with --model measures those one lower.")
 
 
 def _show(checkpoint: DraftCheckpoint, config: DraftConfig | Eagle3Config, folder: Path) -> None:
@@ -85,6 +87,7 @@ def _facts(
 
     block = config if isinstance(config, DraftConfig) else None
     made_for = f", of {config.num_target_layers}" if config.num_target_layers else ""
+    unsure = " (a guess: or one less each)" if checkpoint.layers_guessed else ""
     width, head = config.hidden_size, config.head_dim
     facts = [
         ("draft", checkpoint.source),
@@ -95,7 +98,7 @@ def _facts(
             f"{config.num_layers} layers of {width}, {config.num_heads} heads "
             f"({config.num_kv_heads} of keys) of {head}, MLP {config.intermediate_size}",
         ),
-        ("target layers", f"{_layers(config.taps)}{made_for} (0-based, their outputs)"),
+        ("target layers", f"{_layers(config.taps)}{made_for} (0-based, their outputs){unsure}"),
         ("drafts a block", str(config.max_draft_tokens)),
     ]
     if block is not None:
@@ -183,27 +186,43 @@ def _show_probe(found: tuple[Probed, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from emberline.engine.probe import leaders
+
     table = Table("slot rule", "layer ids", "tokens a step", box=None, header_style="bold")
-    best = max(found, key=lambda one: one.accept_length)
+    ahead = leaders(found)
+    mark = "  <- best" if len(ahead) == 1 else "  <- tied"
     for one in found:
-        reading = one.reading
-        shift = "as in the files" if not reading.shift else f"{reading.shift:+d}"
-        mark = "  <- best" if one is best else ""
-        table.add_row(reading.slot_rule or "-", shift, f"{one.accept_length:.2f}{mark}")
+        length = f"{one.accept_length:.2f}{mark if one in ahead else ''}"
+        table.add_row(one.reading.slot_rule or "-", _ids(one), length)
     console = Console()
     console.print(f"\n{len(found[0].accepted)} teacher-forced blocks, greedy:")
     console.print(table)
-    console.print(_verdict(found[0], best))
+    console.print(_verdict(found[0], ahead, len(found)))
 
 
-def _verdict(said: Probed, best: Probed) -> str:
+def _ids(one: Probed) -> str:
+    return f"{one.reading.shift:+d}" if one.reading.shift else "as in the files"
+
+
+def _verdict(said: Probed, ahead: tuple[Probed, ...], tried: int) -> str:
     """What to do. Ten blocks tell a wrong reading from a right one, not two good drafts apart."""
-    if best is said or best.accept_length - said.accept_length < 0.2:
+    if tried == 1:
+        return "There is no other reading to compare the files with."
+    if len(ahead) > 1:
+        names = "; ".join(f"{one.reading.slot_rule or 'layer ids'} {_ids(one)}" for one in ahead)
+        wrong = "" if said in ahead else " The files' own reading is worse than these."
+        return f"These blocks cannot tell apart: {names}.{wrong}"
+    (best,) = ahead
+    if best is said:
         return "The files are read rightly."
-    reading = best.reading
-    if reading.shift == said.reading.shift:
-        return f"The other slot rule fits better: --draft-slot-rule {reading.slot_rule}"
-    return (
-        f"Layer ids {reading.shift:+d} fit better: correct target_layer_ids to "
-        f"{list(reading.config.taps)}"
-    )
+    advice = []
+    if best.reading.slot_rule != said.reading.slot_rule:
+        advice.append(
+            f"The other slot rule fits better: --draft-slot-rule {best.reading.slot_rule}"
+        )
+    if best.reading.shift:
+        layers = list(best.reading.config.taps)
+        advice.append(
+            f"Layer ids {best.reading.shift:+d} fit better: correct target_layer_ids to {layers}"
+        )
+    return "\n".join(advice)

@@ -22,6 +22,7 @@ from emberline.drafters.dspark import DSparkDrafter, load_confidence_head, load_
 from emberline.drafters.eagle3_backbone import Eagle3Config
 from emberline.drafters.eagle3_checkpoint import load_eagle3
 from emberline.drafters.geometry import read_geometry
+from emberline.drafters.pairing import check_taps, check_vocabulary
 from emberline.drafters.standalone import StandaloneConfig, is_language_model, load_standalone
 from emberline.drafters.tables import load_embed, load_head
 from emberline.models.target import Target
@@ -131,7 +132,7 @@ def make_drafter(
             num_draft_tokens=num_draft_tokens,
         )
     else:
-        check_pairing(config, weights, target, device)
+        check_pairing(config, weights, target)
         backbone = BlockBackbone(
             config,
             weights,
@@ -151,7 +152,7 @@ def make_drafter(
     return drafter
 
 
-def check_pairing(config: DraftConfig, weights: Weights, target: Target, device: str) -> None:
+def check_pairing(config: DraftConfig, weights: Weights, target: Target) -> None:
     """Refuse a block draft that was made for another target.
 
     Raises:
@@ -160,10 +161,7 @@ def check_pairing(config: DraftConfig, weights: Weights, target: Target, device:
     source, vocab = weights.source, target.vocab_size
     rows = weights.take(W1).shape[0] if weights.has(W1) else config.vocab_size
     for made_for in (rows, config.vocab_size):
-        if made_for not in (None, vocab):
-            raise ModelError(
-                f"{source}: made for a vocabulary of {made_for}, the target has {vocab}"
-            )
+        check_vocabulary(source, made_for, target)
     for name in ("lm_head.weight", W2):
         known = weights.take(name).shape[0] if weights.has(name) else vocab
         if known < vocab and not weights.has("d2t"):
@@ -171,26 +169,12 @@ def check_pairing(config: DraftConfig, weights: Weights, target: Target, device:
                 f"{source}: {name!r} has {known} rows of {vocab} tokens, and there is no d2t "
                 "to say which"
             )
-    width = target.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
-    if config.hidden_size != width:
+    if config.hidden_size != target.hidden_size:
         raise ModelError(
-            f"{source}: made for a hidden size of {config.hidden_size}, the target has {width}"
+            f"{source}: made for a hidden size of {config.hidden_size}, the target has "
+            f"{target.hidden_size}"
         )
-    columns = weights.take("fc.weight").shape[-1]
-    if columns != len(config.taps) * config.hidden_size:
-        raise ModelError(
-            f"{source}: {len(config.taps)} tapped layers of width {config.hidden_size} do not "
-            f"fill fc.weight's {columns} columns"
-        )
-    if target.kv_spec is None:
-        return
-    depth = target.kv_spec.num_layers
-    if max(config.taps) >= depth:
-        raise ModelError(f"{source}: taps layer {max(config.taps)}, the target has {depth} layers")
-    if config.num_target_layers not in (None, depth):
-        raise ModelError(
-            f"{source}: made for a target of {config.num_target_layers} layers, not of {depth}"
-        )
+    check_taps(config.taps, config.num_target_layers, weights, target)
 
 
 def _block_drafter(

@@ -14,6 +14,7 @@ import torch
 
 from emberline.drafters.eagle3 import Eagle3Drafter
 from emberline.drafters.eagle3_backbone import Eagle3Backbone, Eagle3Config
+from emberline.drafters.pairing import check_taps, check_vocabulary, read_taps
 from emberline.drafters.tables import load_embed, load_head
 from emberline.models.rotary import RopeTable
 from emberline.models.target import Target
@@ -29,12 +30,9 @@ def parse_eagle3(raw: Mapping[str, Any], rope: RopeTable) -> Eagle3Config:
         KeyError: a field is missing.
         ValueError: a field's value is not supported.
     """
-    taps = tuple(int(layer) for layer in raw["target_layer_ids"])
-    num_target_layers = raw.get("num_target_layers")
-    if not taps or min(taps) < -1 or list(taps) != sorted(set(taps)):
-        raise ValueError(f"target_layer_ids must rise strictly from -1 on, got {list(taps)}")
-    if num_target_layers is not None and max(taps) >= num_target_layers:
-        raise ValueError(f"target_layer_ids {list(taps)} go beyond {num_target_layers} layers")
+    taps, num_target_layers = read_taps(raw)
+    if (activation := raw.get("hidden_act", "silu")) != "silu":
+        raise ValueError(f"hidden_act {activation!r} is not supported in EAGLE-3, only silu")
     steps = int(raw["ttt_length"])
     if steps < 1:
         raise ValueError(f"ttt_length must be at least 1, got {steps}")
@@ -85,14 +83,18 @@ def load_eagle3(
         raise ModelError(f"{weights.source}: P-EAGLE (mask_hidden) is not supported")
     if num_draft_tokens is not None:
         config = replace(config, max_draft_tokens=num_draft_tokens)
-    probe = torch.zeros(1, dtype=torch.int64, device=device)
-    tap_width = target.embed(probe).shape[-1]
-    _check_target(config, weights, target, tap_width)
+    check_vocabulary(weights.source, config.vocab_size, target)
+    if config.draft_vocab_size != config.vocab_size and not weights.has("d2t"):
+        raise ModelError(
+            f"{weights.source}: a draft vocabulary of {config.draft_vocab_size} of "
+            f"{config.vocab_size} ids needs the map d2t, which is missing"
+        )
+    check_taps(config.taps, config.num_target_layers, weights, target)
     backbone = Eagle3Backbone(
         config,
         weights,
         embed=load_embed(weights, target, config.hidden_size, dtype, device),
-        tap_width=tap_width,
+        tap_width=target.hidden_size,
         dtype=dtype,
         device=device,
         num_pages=num_pages,
@@ -100,33 +102,3 @@ def load_eagle3(
     )
     head = load_head(weights, target, config.hidden_size, dtype, device)
     return Eagle3Drafter(backbone, head)
-
-
-def _check_target(config: Eagle3Config, weights: Weights, target: Target, tap_width: int) -> None:
-    """Refuse a draft that was made for another target."""
-    source = weights.source
-    if config.vocab_size != target.vocab_size:
-        raise ModelError(
-            f"{source}: made for a vocabulary of {config.vocab_size}, the target has "
-            f"{target.vocab_size}"
-        )
-    if config.draft_vocab_size != config.vocab_size and not weights.has("d2t"):
-        raise ModelError(
-            f"{source}: a draft vocabulary of {config.draft_vocab_size} of {config.vocab_size} ids "
-            "needs the map d2t, which is missing"
-        )
-    columns = weights.take("fc.weight").shape[-1]
-    if columns != len(config.taps) * tap_width:
-        raise ModelError(
-            f"{source}: {len(config.taps)} tapped layers of width {tap_width} do not fill "
-            f"fc.weight's {columns} columns"
-        )
-    if target.kv_spec is None:
-        return
-    depth = target.kv_spec.num_layers
-    if max(config.taps) >= depth:
-        raise ModelError(f"{source}: taps layer {max(config.taps)}, the target has {depth} layers")
-    if config.num_target_layers not in (None, depth):
-        raise ModelError(
-            f"{source}: made for a target of {config.num_target_layers} layers, not of {depth}"
-        )

@@ -16,6 +16,7 @@ from emberline.drafters.dialects import DraftCheckpoint
 from emberline.drafters.dialects.flat import GEMMA4
 from emberline.drafters.eagle3_backbone import Eagle3Config
 from emberline.drafters.eagle3_checkpoint import EAGLE3_CLASSES, parse_eagle3
+from emberline.drafters.pairing import read_taps
 from emberline.models.rotary import RopeTable, rope_from_config
 from emberline.models.weights import ModelError
 
@@ -29,6 +30,19 @@ ROPE_FIELDS = (
     "rope_parameters",
 )
 
+NEUTRAL: dict[str, float] = {
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "partial_rotary_factor": 1.0,
+}
+"""Fields that change the arithmetic in a way that no draft here can follow, unless at this value.
+
+`partial_rotary_factor` is that of the top level: inside the rotary settings their reader judges it.
+"""
+
 
 def read_geometry(checkpoint: DraftCheckpoint) -> DraftConfig | Eagle3Config:
     """Geometry of a draft.
@@ -39,7 +53,9 @@ def read_geometry(checkpoint: DraftCheckpoint) -> DraftConfig | Eagle3Config:
     raw = checkpoint.config
     try:
         _refuse_windows(raw)
+        _refuse_foreign(raw)
         if raw["architectures"][0] in EAGLE3_CLASSES:
+            _refuse_capped_head(checkpoint)
             return parse_eagle3(raw, _rope(raw))
         if raw["architectures"][0] == GEMMA4:
             return _block(checkpoint, _gemma4(raw), _gemma4_style(raw))
@@ -51,12 +67,14 @@ def read_geometry(checkpoint: DraftCheckpoint) -> DraftConfig | Eagle3Config:
 
 def _block(checkpoint: DraftCheckpoint, raw: Mapping[str, Any], style: BlockStyle) -> DraftConfig:
     rank = int(raw.get("markov_rank") or 0)
-    taps = tuple(int(layer) for layer in raw["target_layer_ids"])
-    num_target_layers = raw.get("num_target_layers")
-    if not taps or min(taps) < -1 or list(taps) != sorted(set(taps)):
-        raise ValueError(f"target_layer_ids must rise strictly from -1 on, got {list(taps)}")
-    if num_target_layers is not None and max(taps) >= num_target_layers:
-        raise ValueError(f"target_layer_ids {list(taps)} go beyond {num_target_layers} layers")
+    taps, num_target_layers = read_taps(raw)
+    if raw.get("causal"):
+        raise ValueError("a causal block (JetSpec) is not supported")
+    if raw.get("enable_confidence_head") and not rank:
+        raise ValueError(
+            "enable_confidence_head with markov_rank 0: a confidence head without a Markov head is "
+            "not supported"
+        )
     num_heads, hidden_size = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     block_size, vocab_size = int(raw["block_size"]), raw.get("vocab_size")
     if block_size < (least := 1 if checkpoint.slot_rule == "anchor" else 2):
@@ -89,10 +107,28 @@ def _block(checkpoint: DraftCheckpoint, raw: Mapping[str, Any], style: BlockStyl
 
 
 def _refuse_windows(raw: Mapping[str, Any]) -> None:
-    if any(kind != "full_attention" for kind in raw.get("layer_types") or ()) or (
-        raw.get("use_sliding_window") and raw.get("sliding_window")
+    """Layers' types decide; without them a window counts unless the file says it is not used."""
+    kinds, window = raw.get("layer_types") or (), raw.get("sliding_window")
+    used = raw.get("use_sliding_window")
+    if any(kind != "full_attention" for kind in kinds) or (
+        window and (used or (used is None and not kinds))
     ):
-        raise ValueError("sliding-window draft layers are not supported")
+        raise ValueError(f"sliding-window draft layers are not supported (sliding_window {window})")
+
+
+def _refuse_foreign(raw: Mapping[str, Any]) -> None:
+    for name, neutral in NEUTRAL.items():
+        if raw.get(name, neutral) not in (None, neutral):
+            raise ValueError(f"{name} {raw[name]!r} is not supported in a draft, only {neutral}")
+
+
+def _refuse_capped_head(checkpoint: DraftCheckpoint) -> None:
+    # A target's head has its cap inside; whether an EAGLE-3 draft's own has one no dialect says.
+    cap = checkpoint.config.get("final_logit_softcapping")
+    if cap is not None and "lm_head.weight" in checkpoint.shapes:
+        raise ValueError(
+            f"final_logit_softcapping {cap} with a head of its own is not supported in EAGLE-3"
+        )
 
 
 def _activation(raw: Mapping[str, Any], field: str) -> str:

@@ -43,8 +43,8 @@ def load_embed(
     if not weights.has("embed_tokens.weight"):
         if width != hidden_size:
             raise ModelError(
-                f"{weights.source}: made for a hidden size of {hidden_size}, the target has "
-                f"{width}, and there is no embed_tokens.weight of its own"
+                f"{weights.source}: made for a hidden size of {hidden_size}, the target's "
+                f"embedding has {width}, and there is no embed_tokens.weight of its own"
             )
         return target.embed
     own = weights.take("embed_tokens.weight", (vocab, hidden_size)).to(device=device, dtype=dtype)
@@ -82,7 +82,7 @@ def load_head(
         width = target.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
         if width != hidden_size:
             raise ModelError(
-                f"{weights.source}: made for a hidden size of {hidden_size}, the target has "
+                f"{weights.source}: made for a hidden size of {hidden_size}, the target's head has "
                 f"{width}, and there is no lm_head.weight of its own"
             )
         if ids is None:

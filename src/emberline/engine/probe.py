@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
+from statistics import fmean, stdev
 
 import torch
 from torch import Tensor
@@ -26,6 +29,8 @@ from emberline.models.target import Target
 from emberline.sampling.keys import KeyedDraws
 
 BLOCKS = 10
+MARGIN = 0.2  # tokens a step; a lead below it says nothing, however steady
+STANDARD_ERRORS = 2.0
 STRIDE = 5  # tokens from one anchor to the next
 SHIFTS = (-1, 0, 1)  # of all layer ids together
 DRAFT_PURPOSE = int(Purpose.DRAFT)
@@ -54,6 +59,13 @@ class Probed:
         """Tokens a step, the verifier's own included."""
         return 1 + sum(self.accepted) / len(self.accepted)
 
+    def beats(self, other: Probed) -> bool:
+        """Whether by more than noise: the same blocks, compared one by one."""
+        leads = [mine - theirs for mine, theirs in zip(self.accepted, other.accepted, strict=True)]
+        lead = fmean(leads)
+        error = stdev(leads) / len(leads) ** 0.5 if len(leads) > 1 else inf
+        return lead >= MARGIN and lead > STANDARD_ERRORS * error
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -80,6 +92,13 @@ def readings(checkpoint: DraftCheckpoint, depth: int | None) -> tuple[Reading, .
             if min(taps) >= -1 and max(taps) < (depth or 1 + max(config.taps)):
                 found.append(Reading(rule, shift, replace(config, taps=taps)))
     return tuple(found)
+
+
+def leaders(found: Sequence[Probed]) -> tuple[Probed, ...]:
+    """The best reading, then those that it does not beat: more than one cannot be told apart."""
+    best = max(found, key=lambda one: one.accept_length)
+    tied = [one for one in found if one is not best and not best.beats(one)]
+    return (best, *sorted(tied, key=lambda one: -one.accept_length))
 
 
 def tapped(candidates: Sequence[Reading]) -> tuple[int, ...]:
@@ -177,12 +196,13 @@ def _accepted(
     drafter: Drafter, texts: Sequence[Text], channels: Tensor, pages: Pages
 ) -> tuple[int, ...]:
     """Drafts in agreement with the text, for the first blocks of it."""
-    counts = [
+    counts = (
         count for text in texts for count in _blocks(drafter, text, text.taps[:, channels], pages)
-    ][:BLOCKS]
-    if not counts:
+    )
+    first = tuple(islice(counts, BLOCKS))
+    if not first:
         raise ValueError("the target's texts are too short to draft a block: use other prompts")
-    return tuple(counts)
+    return first
 
 
 def _blocks(drafter: Drafter, text: Text, taps: Tensor, pages: Pages) -> Iterator[int]:

@@ -129,6 +129,11 @@ class Decoder:
         return self.config.vocab_size
 
     @property
+    def hidden_size(self) -> int:
+        """Channels of a layer's output: of one tap. An embedding may have another width."""
+        return self.config.hidden_size
+
+    @property
     def max_model_len(self) -> int:
         """Context length in tokens."""
         return self._max_model_len

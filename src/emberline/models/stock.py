@@ -91,6 +91,11 @@ class StockTarget:
         return int(self.model.config.vocab_size)
 
     @property
+    def hidden_size(self) -> int:
+        """Channels of a layer's output: of one tap. An embedding may have another width."""
+        return int(self.model.config.hidden_size)
+
+    @property
     def max_model_len(self) -> int:
         """Context length in tokens."""
         return self._max_model_len
@@ -174,7 +179,8 @@ class StockTarget:
         """The output of a step without tokens."""
         none = torch.zeros(0, dtype=torch.int64, device=self.model.device)
         embedded = self.embed(none)
-        taps = Tokens(embedded.repeat(1, len(self._taps))) if self._taps else None
+        width = len(self._taps) * self.hidden_size
+        taps = Tokens(embedded.new_zeros(0, width)) if self._taps else None
         return TargetOutput(Scored(_wide(embedded.new_zeros(0, self.vocab_size))), taps)
 
 

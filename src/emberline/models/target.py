@@ -19,6 +19,11 @@ class Target(Protocol):
         ...
 
     @property
+    def hidden_size(self) -> int:
+        """Channels of a layer's output: of one tap. An embedding may have another width."""
+        ...
+
+    @property
     def max_model_len(self) -> int:
         """Context length in tokens."""
         ...

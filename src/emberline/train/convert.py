@@ -92,8 +92,7 @@ def convert(
         )
     if form == "zlab":
         return _folder(out, dtype, *flat.write_zlab(wide))
-    shifted = checkpoint.slot_rule == "shifted"
-    raw, tensors = flat.write_zlab(checkpoint) if shifted else flat.write(checkpoint, {})
+    raw, tensors = flat.write_own(checkpoint)
     return _folder(out, "bfloat16", raw, compact(tensors))
 
 
@@ -122,7 +121,10 @@ def _tables(
         return {}
     if target is None:
         raise ValueError("the target's embedding and head go along: name it with --model")
-    cast = (table.to(getattr(torch, dtype)) for table in target_tables(target, config))
+    embedding, head = target_tables(target, config)
+    if (scale := _embed_scale(config)) != 1.0:  # which whoever reads the draft applies
+        embedding = embedding.float() / scale
+    cast = (table.to(getattr(torch, dtype)) for table in (embedding, head))
     tables = dict(zip(SHARED, cast, strict=True))
     if "d2t" in checkpoint.shapes:  # the head's rows of the tokens that the draft knows
         ids = draft_ids(checkpoint.load(), tables[SHARED[1]].shape[0])
@@ -137,7 +139,7 @@ def _own_tables(
     present = [name for name in SHARED if name in checkpoint.shapes]
     if not present or "d2t" in checkpoint.shapes or target is None:
         return tuple(present)
-    scale = config.embed_scale if isinstance(config, BlockGeometry) else 1.0
+    scale = _embed_scale(config)
     theirs = dict(zip(SHARED, target_tables(target, config), strict=True))
     weights, own = checkpoint.load(), []
     for name in present:
@@ -146,6 +148,10 @@ def _own_tables(
         if not torch.equal(scaled, theirs[name].to(mine.dtype)):
             own.append(name)
     return tuple(own)
+
+
+def _embed_scale(config: Geometry) -> float:
+    return config.embed_scale if isinstance(config, BlockGeometry) else 1.0
 
 
 def _cast(checkpoint: DraftCheckpoint, dtype: torch.dtype) -> DraftCheckpoint:

@@ -18,16 +18,15 @@ from torch import Tensor
 
 from emberline.drafters.block import DraftConfig as BlockGeometry
 from emberline.drafters.dialects import DraftCheckpoint, flat
+from emberline.drafters.dialects.canonical import SHARED
 from emberline.drafters.eagle3_backbone import Eagle3Config
 from emberline.models.int8 import SCALE, expand, quantise
 from emberline.models.weights import load_folder, read_json
 from emberline.train.config import DraftConfig
-from emberline.train.model import Model, build_model
 from emberline.train.stock_target import StockFrozenTarget
 from emberline.train.target import is_fast
 
 WEIGHTS = "model.safetensors"
-SHARED = ("embed_tokens.weight", "lm_head.weight")
 
 
 def checkpoint_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -73,18 +72,6 @@ def checkpoint_of(source: Path) -> DraftCheckpoint:
     config, tensors = read_draft(source)
     raw = config.to_json()
     return flat.read(raw, raw["architectures"][0], tensors, str(source), None)
-
-
-def load_model(config: DraftConfig, tensors: Mapping[str, Tensor]) -> Model:
-    """A trainable draft with the given checkpoint tensors (tap scale one: it is folded)."""
-    model = build_model(config)
-    model.load_state_dict({**tensors, "tap_scale": torch.ones(config.tap_width)})
-    return model.requires_grad_(False)
-
-
-def write_compact(folder: Path, config: DraftConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write the compact int8 folder."""
-    write_folder(folder, config.to_json(), compact(tensors))
 
 
 def write_full(

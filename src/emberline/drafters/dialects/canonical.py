@@ -42,6 +42,7 @@ class DraftCheckpoint:
     slot_rule: SlotRule | None = None  # None: not a block draft
     slot_reason: str = ""  # why, for people
     ambiguous: bool = False  # the rule was guessed: files of this kind follow either
+    layers_guessed: bool = False  # the layer ids may be one too high: files of this kind differ
 
     @property
     def ignored(self) -> tuple[str, ...]:

@@ -44,6 +44,11 @@ NUM_ANCHORS = 512  # of DeepSpec's training; its class asks for the field
 EAGLE3_STEPS = 7
 """Drafts of an EAGLE-3 block where the file does not say: what such drafts are trained to take."""
 
+AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+EAGLE3_OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+"""Fields of an EAGLE-3 config that are off by default."""
+
 
 def read(
     raw: Mapping[str, Any],
@@ -63,10 +68,10 @@ def read(
     kind = nested.get("projector_type", "dspark")
     if kind not in ("dspark", "dflash"):
         raise ValueError(f"projector_type {kind!r} is not supported, only dspark and dflash")
-    if nested.get("causal"):
-        raise ValueError("a causal block (JetSpec) is not supported")
     shapes = shapes_of(tensors)
     config = {**raw, **nested, "mask_token_id": _mask_token(raw, nested)}
+    if raw.get("causal"):  # at either place
+        config["causal"] = True
     # A head that is only promised stays promised, so that its tensors are missed.
     config |= head_fields(shapes, int(raw["hidden_size"]))
     config["architectures"] = [name if name == GEMMA4 else QWEN3]
@@ -95,20 +100,54 @@ def write(
     Raises:
         ValueError: DeepSpec's classes cannot say this draft.
     """
-    config, weights = dict(checkpoint.config), checkpoint.load()
     if checkpoint.slot_rule == "shifted":
         raise ValueError(
             "the anchor's slot of this draft predicts nothing, which DeepSpec's classes cannot "
             "say: export it as zlab or speculators"
         )
-    if weights.has("d2t"):
+    if "d2t" in checkpoint.shapes:
         raise ValueError("DeepSpec has no reduced vocabulary: export this draft as speculators")
-    tensors = {name: weights.take(name) for name in weights.names()}
-    if checkpoint.slot_rule is not None:
-        config.setdefault("num_anchors", NUM_ANCHORS)
-        names = ("target_layer_ids", "mask_token_id")
-        config["dflash_config"] = {name: config[name] for name in names}  # some engines look there
+    if checkpoint.slot_rule is None:
+        _check_deepspec_eagle3(checkpoint)
+    config, tensors = write_own(checkpoint)
     return config, {**tables, **tensors}
+
+
+def _check_deepspec_eagle3(checkpoint: DraftCheckpoint) -> None:
+    """Its one class has norms of queries and keys, and none of the other families' options."""
+    if not any(name.endswith("q_norm.weight") for name in checkpoint.shapes):
+        raise ValueError(
+            "DeepSpec's EAGLE-3 has norms of queries and keys, and this draft none: export it as "
+            "speculators"
+        )
+    for name in EAGLE3_OPTIONS:
+        if checkpoint.config.get(name):
+            raise ValueError(f"DeepSpec's EAGLE-3 has no {name}: export this draft as int8")
+
+
+def write_own(checkpoint: DraftCheckpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors as this engine reads them back, no table of the target among them.
+
+    DeepSpec's form, or z-lab's where the anchor's slot predicts nothing.
+
+    Raises:
+        ValueError: that slot predicts nothing, in a draft with a Markov head or Gemma 4's backbone.
+    """
+    config, weights = dict(checkpoint.config), checkpoint.load()
+    tensors = {name: weights.take(name) for name in weights.names()}
+    if checkpoint.slot_rule is None:
+        return config, tensors
+    names = ("target_layer_ids", "mask_token_id")
+    nested = {name: config[name] for name in names}
+    if checkpoint.slot_rule == "anchor":
+        config.setdefault("num_anchors", NUM_ANCHORS)
+        return {**config, "dflash_config": nested}, tensors  # some engines look there
+    if W1 in tensors or config["architectures"][0] == GEMMA4:
+        what = "Markov head" if W1 in tensors else "Gemma 4 backbone"
+        raise ValueError(f"z-lab's class has no {what}, and no other's anchor predicts nothing")
+    for name in names:
+        del config[name]
+    return {**config, "architectures": ["DFlashDraftModel"], "dflash_config": nested}, tensors
 
 
 def write_zlab(checkpoint: DraftCheckpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -117,16 +156,15 @@ def write_zlab(checkpoint: DraftCheckpoint) -> tuple[dict[str, Any], dict[str, T
     Raises:
         ValueError: the draft is more than that class can say.
     """
-    config, weights = dict(checkpoint.config), checkpoint.load()
-    if weights.has(W1) or checkpoint.slot_rule != "shifted":
+    if W1 in checkpoint.shapes or checkpoint.slot_rule != "shifted":
         raise ValueError(
             "z-lab's class is a DFlash whose anchor predicts nothing, and this draft is not: "
             "export it as deepspec, speculators or gguf"
         )
-    nested = {name: config.pop(name) for name in ("target_layer_ids", "mask_token_id")}
-    config |= {"architectures": ["DFlashDraftModel"], "dflash_config": nested}
-    names = [name for name in weights.names() if name not in SHARED]
-    return config, {name: weights.take(name) for name in names}
+    if "d2t" in checkpoint.shapes:
+        raise ValueError("z-lab has no reduced vocabulary: export this draft as speculators")
+    config, tensors = write_own(checkpoint)
+    return config, {name: tensor for name, tensor in tensors.items() if name not in SHARED}
 
 
 def eagle3(
@@ -140,7 +178,7 @@ def eagle3(
     tensors = {_first_layer(name): tensor for name, tensor in tensors.items()}
     nested = raw.get("eagle_config") or {}
     config = {**raw, **nested}
-    config["target_layer_ids"] = _eagle3_taps(config, target_depth)
+    config["target_layer_ids"], guessed = _eagle3_taps(raw, target_depth)
     config.setdefault("ttt_length", EAGLE3_STEPS)
     # Older configs do not say; one that says so and has no tensor is refused when it is taken.
     config["fc_norm"] = config.get("fc_norm") or "fc_norm.0.weight" in tensors
@@ -153,6 +191,7 @@ def eagle3(
         config={**config, "architectures": ["Qwen3Eagle3Model"]},
         shapes=shapes_of(tensors),
         load=lambda: from_tensors(tensors, source),
+        layers_guessed=guessed,
     )
 
 
@@ -160,20 +199,37 @@ def _first_layer(name: str) -> str:
     return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
 
 
-def _eagle3_taps(config: Mapping[str, Any], target_depth: int | None) -> list[int]:
-    """0-based outputs. Other fields than DeepSpec's name the layer that reads the state."""
-    if config.get("target_layer_ids"):
-        return [int(layer) for layer in config["target_layer_ids"]]
-    read_by = config.get("eagle_aux_hidden_state_layer_ids")
-    if not read_by:
-        depth = config.get("num_target_layers") or target_depth
+def _eagle3_taps(raw: Mapping[str, Any], target_depth: int | None) -> tuple[list[int], bool]:
+    """0-based outputs, and whether they are a guess.
+
+    `target_layer_ids` and the nested `eagle_config.eagle_aux_hidden_state_layer_ids` name layers by
+    their outputs. The same name at the top level, and the layers that are the default where a file
+    names none, mean the layer that reads the state: one more. Nested ids that equal those defaults
+    may have been copied from them, so that they follow either count.
+    """
+    nested = raw.get("eagle_config") or {}
+    named = nested.get("target_layer_ids") or raw.get("target_layer_ids")
+    if named:
+        return [int(layer) for layer in named], False
+    depth = raw.get("num_target_layers") or target_depth
+    outputs = [int(layer) for layer in nested.get(AUX_LAYERS) or ()]
+    if outputs:
+        # Without a depth: the one that the last of three would follow from.
+        return outputs, outputs == _default_readers(int(depth or outputs[-1] + 3))
+    readers = raw.get(AUX_LAYERS)
+    if not readers:
         if depth is None:
             raise ValueError(
                 "it names no target layers: they follow from the target's depth, so name the "
                 "target (--model)"
             )
-        read_by = (2, int(depth) // 2, int(depth) - 3)
-    return [int(layer) - 1 for layer in read_by]
+        readers = _default_readers(int(depth))
+    return [int(layer) - 1 for layer in readers], False
+
+
+def _default_readers(depth: int) -> list[int]:
+    """Layers that read the tapped states where an EAGLE-3 file names none."""
+    return [2, depth // 2, depth - 3]
 
 
 def _mask_token(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> int:

@@ -6,6 +6,7 @@ they come (float32, float16 or bfloat16), vectors as float32, as llama.cpp wants
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,14 @@ from emberline.drafters.dialects.gguf import (
 )
 
 HEAD = SHARED[1]
-ROPE_KINDS = ("default", "linear", "yarn")
+COMMON_ROPE_KEYS = {"rope_type", "type", "rope_theta"}
+ROPE_KEYS = {
+    "default": COMMON_ROPE_KEYS,
+    "linear": COMMON_ROPE_KEYS | {"factor"},
+    "yarn": COMMON_ROPE_KEYS
+    | {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"},
+}
+"""Rotary settings that a file has a key for, by kind."""
 BRING_ALONG = "tokenizer."  # keys of a target's file that llama.cpp wants in its draft's
 
 
@@ -55,6 +63,8 @@ def write_gguf(
         ValueError: the format cannot say this draft.
     """
     config, tensors = checkpoint.config, _tensors(checkpoint, own)
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        raise ValueError(f"GGUF has no hidden_act {activation!r}, only silu: export as deepspec")
     eagle3 = checkpoint.slot_rule is None
     architecture = "eagle3" if eagle3 else "dflash"
     writer = gguf.GGUFWriter(path, architecture)
@@ -69,6 +79,8 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))
     writer.add_vocab_size(int(config["vocab_size"]))
     _add_rope(writer, config)
+    if config.get("final_logit_softcapping") is not None:
+        writer.add_final_logit_softcapping(float(config["final_logit_softcapping"]))
     layers = [int(layer) + 1 for layer in config["target_layer_ids"]]
     if eagle3:
         _add_eagle3(writer, config, layers)
@@ -147,8 +159,9 @@ def _dspark(checkpoint: DraftCheckpoint, tensors: dict[str, Tensor]) -> dict[str
 def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in ROPE_KINDS:
+    if kind not in ROPE_KEYS:
         raise ValueError(f"GGUF has no rotary embedding of type {kind!r}: export as deepspec")
+    _check_rope(rope, kind)
     writer.add_rope_dimension_count(int(config["head_dim"]))
     writer.add_rope_freq_base(float(rope.get("rope_theta") or config["rope_theta"]))
     if kind == "linear":
@@ -158,6 +171,24 @@ def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(float(rope["factor"]))
         writer.add_rope_scaling_orig_ctx_len(int(rope["original_max_position_embeddings"]))
+        for name, add in (
+            ("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
+            ("beta_slow", writer.add_rope_scaling_yarn_beta_slow),
+        ):
+            if rope.get(name) is not None:
+                add(float(rope[name]))
+
+
+def _check_rope(rope: Mapping[str, Any], kind: str) -> None:
+    """Refuse settings that the file has no key for, unless they are what its reader assumes."""
+    assumed: dict[str, Any] = {"partial_rotary_factor": 1.0}
+    if kind == "yarn":
+        scale = max(float(rope["factor"]), 1.0)
+        assumed |= {"truncate": True, "attention_factor": 0.1 * math.log(scale) + 1}
+    for name, value in rope.items():
+        if name in ROPE_KEYS[kind] or value is None or value == assumed.get(name):
+            continue
+        raise ValueError(f"GGUF cannot say {name} {value!r} of {kind} rotary: export as deepspec")
 
 
 def _add_eagle3(writer: gguf.GGUFWriter, config: Mapping[str, Any], layers: list[int]) -> None:

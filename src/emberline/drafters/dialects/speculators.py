@@ -22,10 +22,10 @@ from emberline.drafters.dialects.canonical import (
     shapes_of,
     unused,
 )
-from emberline.drafters.dialects.flat import EAGLE3_STEPS, QWEN3, eagle3
+from emberline.drafters.dialects.flat import EAGLE3_OPTIONS, EAGLE3_STEPS, QWEN3, eagle3
 
-BLOCK_KINDS = ("dspark", "dflash")
 NAMES = {"dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator", "eagle3": "Eagle3Speculator"}
+DEFAULT_RANK = 256  # of speculators' DSpark config
 NESTED = "transformer_layer_config"
 KEPT = (
     "block_size",
@@ -33,6 +33,10 @@ KEPT = (
     "draft_vocab_size",
     "norm_before_residual",
     "norm_output",
+    "causal",
+    "logit_scale",
+    "partial_rotary_factor",
+    "final_logit_softcapping",
 )
 """Fields that stand beside the nested config under DeepSpec's own names."""
 LAYER_FIELDS = (
@@ -76,7 +80,7 @@ def read(
         return eagle3(config, tensors, source, "speculators", target_depth)
     config["target_layer_ids"] = [int(layer) - 1 for layer in raw["aux_hidden_state_layer_ids"]]
     shapes = shapes_of(tensors)
-    config |= {"architectures": [QWEN3], "markov_rank": 0, "enable_confidence_head": False}
+    config |= {"architectures": [QWEN3], **_promised_heads(raw, kind)}
     config |= head_fields(shapes, int(config["hidden_size"]))
     rule, reason = _slot_rule(raw)
     return DraftCheckpoint(
@@ -124,8 +128,7 @@ def write(
     layers = [layer + 1 for layer in config["target_layer_ids"]]
     if is_eagle3:
         raw |= {"eagle_aux_hidden_state_layer_ids": layers}
-        names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-        raw |= {name: bool(config.get(name)) for name in names}
+        raw |= {name: bool(config.get(name)) for name in EAGLE3_OPTIONS}
         drafts = int(config["ttt_length"])
     else:
         from_anchor = checkpoint.slot_rule == "anchor"
@@ -173,6 +176,20 @@ def _marked(offsets: Tensor, vocab_size: int) -> Tensor:
     marked = torch.zeros(vocab_size, dtype=torch.bool)
     marked[offsets + torch.arange(len(offsets))] = True
     return marked
+
+
+def _promised_heads(raw: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """DeepSpec's fields of the heads that the config promises, so that missing tensors are missed.
+
+    What a `dspark` config leaves out is as its class has it: both heads.
+    """
+    if kind == "dflash":
+        return {"markov_rank": 0, "enable_confidence_head": False}
+    rank = raw.get("markov_rank")
+    return {
+        "markov_rank": DEFAULT_RANK if rank is None else int(rank),
+        "enable_confidence_head": bool(raw.get("enable_confidence_head", True)),
+    }
 
 
 def _slot_rule(raw: Mapping[str, Any]) -> tuple[SlotRule, str]:
