@@ -71,6 +71,7 @@ def test_the_card_follows_the_runs_files(run: Path) -> None:
     assert "| held-out rows | 0.650 | 0.500 | 0.004 |" in text
     assert "| T = 0 | 2.50 | 2.50 ± 0.12 |" in text
     assert "| T = 0 | 0.750 |  |" in text
+    assert "survival was by position, raw confidences" in text
     assert "temperatures 1, 0.5, fitted to 1,234 blocks (riddles)" in text
     assert text.endswith("Short riddles only.\n")
 

@@ -209,7 +209,10 @@ def _measured(evaluation: Table) -> list[str]:
         _table(("temperature", *positions), rates),
     ]
     if calibration:
-        parts += ["Calibration of survival by position:", _table(("", *positions), calibration)]
+        known = all(draft["info"].get("calibrated") for draft in evaluation["drafts"].values())
+        which = "calibrated" if known else "raw"
+        parts.append(f"How true survival was by position, {which} confidences:")
+        parts.append(_table(("", *positions), calibration))
     return parts
 
 
