@@ -32,6 +32,8 @@ from emberline.train.convert import convert
 from emberline.train.export import checkpoint_tensors, write_full
 from emberline.train.model import build_model
 
+from support.tiny_dialects import LLAMA, folder_of
+from support.tiny_eagle3 import eagle3_config
 from support.tiny_gguf import TOKENS, tiny_model, write_gguf
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -228,6 +230,24 @@ def test_the_command_says_what_is_a_guess(draft: Path, tmp_path: Path) -> None:
     code, said = inspected(draft, "--draft-slot-rule", "shifted")
     assert "slot rule shifted: as given" in said
     assert "drafts a block 3" in said
+
+
+def test_the_command_says_which_layers_are_a_guess(tmp_path: Path) -> None:
+    layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
+    raw = eagle3_config(
+        architectures=["LlamaForCausalLMEagle3"],
+        target_layer_ids=None,
+        num_target_layers=8,
+        eagle_config=layers,
+    )
+    code, said = inspected(folder_of(tmp_path / "copied", raw, LLAMA))
+    assert code == 0
+    assert (
+        "target layers 2, 4, 5, of 8 (0-based, their outputs) (a guess: or one less each)" in said
+    )
+    assert "The layer ids are a guess: --probe" in said
+    layers["eagle_aux_hidden_state_layer_ids"] = [1, 3, 4]
+    assert "a guess" not in inspected(folder_of(tmp_path / "own", raw, LLAMA))[1]
 
 
 def test_the_command_probes(

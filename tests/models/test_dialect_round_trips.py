@@ -91,7 +91,7 @@ def test_guesses_are_marked(tmp_path: Path) -> None:
 def eagle3_layers(
     folder: Path, depth: int | None = None, target_depth: int | None = None, **changes: object
 ) -> tuple[list[int], bool]:
-    """The layers of an EAGLE-3 file whose target has `depth` layers, and whether they are a guess."""
+    """Layers of an EAGLE-3 file for a target of `depth` layers, and whether they are a guess."""
     raw = eagle3_config(
         architectures=["LlamaForCausalLMEagle3"],
         target_layer_ids=None,
