@@ -116,6 +116,39 @@ def test_before_the_weights_are_loaded(
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "cuda:99"], "--device cuda:99: PyTorch finds"),
+        (["--device", "tpu"], "--device must be auto, cpu or cuda, got 'tpu'"),
+        (["--seq-len", "257"], "--seq-len 257: the model's context is 256 tokens: use at most"),
+        (["--sampler", "lockstep", "--seq-len", "257"], "--seq-len 257: the model's context is"),
+        (["--limit", "3"], "--limit is of a file's prompts"),
+    ],
+)
+def test_synthesis_is_refused_before_the_model_is_loaded(
+    words: list[str], message: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emberline.engine.build.build_engine", None)
+    monkeypatch.setattr("emberline.train.target.FrozenTarget", None)
+    base = ["synthesize", str(tmp_path / "rows"), "--model", str(folder), "--device", "cpu"]
+    result = CliRunner().invoke(make_app("train"), ["train", *base, *words])
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert not (tmp_path / "rows").exists()
+
+
+@pytest.mark.usefixtures("without_weights")
+def test_text_of_its_own_is_checked_before_it_is_sampled(folder: Path, tmp_path: Path) -> None:
+    base = ["--model", folder, *SIZES]
+    few = ["--set", "data.rounds=1", "--set", "data.batch_size=2", "--set", "data.seq_len=64"]
+    assert "2 training rows; a step needs 4" in refused(tmp_path / "run", *base, *few)
+    said = refused(tmp_path / "run", *base, "--set", "data.seq_len=4")
+    assert "draft.block_size 3 needs rows of 5 tokens, these have 4" in said
+    said = refused(tmp_path / "run", *base, "--set", "data.seq_len=257")
+    assert "data.seq_len 257: the model's context is 256" in said
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["--algorithm", "dflash", "--markov-head", "rnn"],

@@ -80,6 +80,10 @@ def synthesize(
         from emberline.train.selection import Selection
         from emberline.train.target import is_fast
 
+        if prompts is None and limit is not None:
+            fail("--limit is of a file's prompts: give --prompts, or --rounds and --sample-batch")
+        if prompts is not None and rounds is not None:
+            fail("--rounds is of self-written prompts: a file's are all asked, or --limit of them")
         try:
             on_gpu = read_device(device).type == "cuda"
             check_folder(out)
@@ -91,10 +95,6 @@ def synthesize(
             sampler = "lockstep" if can else "engine"
         if device == "auto":
             device = "cuda" if on_gpu and sampler == "lockstep" else "cpu"
-        if prompts is None and limit is not None:
-            fail("--limit is of a file's prompts: give --prompts, or --rounds and --sample-batch")
-        if prompts is not None and rounds is not None:
-            fail("--rounds is of self-written prompts: a file's are all asked, or --limit of them")
         together = max_num_reqs or (32 if device == "cpu" else 256)
         try:
             config = SynthesisConfig(
@@ -126,9 +126,11 @@ def _lockstep(
     import torch
 
     from emberline.hub import generation_stop_ids, load_tokenizer
+    from emberline.train.preflight import check_context
     from emberline.train.synthesize import synthesize as sample
     from emberline.train.target import FrozenTarget
 
+    check_context(model.path, config.seq_len, "--seq-len")
     target = FrozenTarget(model.path, torch.device(device))
     stops = tuple(sorted(generation_stop_ids(model.path), reverse=True))
     aside = DEFAULT_HELD_OUT if held_out is None else held_out
@@ -167,6 +169,7 @@ def _engine(
     from emberline.engine.build import build_engine
     from emberline.hub import generation_stop_ids, load_tokenizer
     from emberline.prompts import read_conversations
+    from emberline.train.preflight import check_context
     from emberline.train.regenerate import Job, check_folder, regenerate
     from emberline.train.starts import GivenPrompts, SelfWritten, Source
 
@@ -186,9 +189,10 @@ def _engine(
             err=True,
         )
     job = Job(model.name, source, config, max_answer or config.seq_len, selection)
+    check_context(model.path, config.seq_len, "--seq-len")
     check_folder(out, job)
     engine = build_engine(model.path, None, settings, eos_ids=stops, name=model.name)
-    if engine.max_model_len < config.seq_len:
+    if engine.max_model_len < config.seq_len:  # less than its config says
         fail(f"--seq-len {config.seq_len}: the model's context is {engine.max_model_len} tokens")
     with _progress() as advance:
         counts = regenerate(engine, tokenizer, out, job, advance)

@@ -42,7 +42,7 @@ from emberline.train.features import Features
 from emberline.train.frozen import TrainingTarget, load_frozen
 from emberline.train.parallel import World, joined
 from emberline.train.plot import plot_metrics
-from emberline.train.preflight import check_folder, check_rows, check_sizes
+from emberline.train.preflight import check_context, check_folder, check_rows, check_sizes
 from emberline.train.recipe import DRAFT_KEYS, Recipe, to_toml
 from emberline.train.run_log import METRICS, Report, check_tensorboard
 from emberline.train.synthesize import synthesize
@@ -179,6 +179,7 @@ class _Run:
         if not any(data.glob("train_*.safetensors")):
             num_rows = synthesis.rounds * synthesis.batch_size
             check_sizes(draft, self.recipe.training, num_rows, synthesis.seq_len)
+            check_context(self.model, synthesis.seq_len, "data.seq_len")
         # The sampler captures graphs of its own shapes: it gets its own copy of the target, which
         # is gone before training starts.
         target = FrozenTarget(self.model, self.device)

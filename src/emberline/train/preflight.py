@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from emberline.models.weights import read_json
 from emberline.train.config import DraftConfig, TrainConfig
 from emberline.train.dataset import Role, TokenRows
 
@@ -38,6 +39,15 @@ def check_folder(out: Path) -> None:
     """Raises ValueError where the run's folder is something else."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out}: is a file: give the run a folder")
+
+
+def check_context(model: Path, length: int, name: str) -> None:
+    """Raises ValueError where rows of `length` tokens, a setting called `name`, are too long."""
+    raw = read_json(model / "config.json")
+    nested = raw.get("text_config")
+    most = (nested if isinstance(nested, dict) else raw).get("max_position_embeddings")
+    if isinstance(most, int) and length > most:
+        raise ValueError(f"{name} {length}: the model's context is {most} tokens: use at most that")
 
 
 def check_sizes(draft: DraftConfig, config: TrainConfig, num_rows: int, length: int) -> None:
