@@ -13,7 +13,7 @@ from torch import nn
 from transformers.utils import logging
 
 from emberline.models.stock import StockTarget
-from emberline.models.stock_attention import Call, window_of_mask
+from emberline.models.stock_attention import STEP, Call, window_of_mask
 from emberline.models.stock_load import check_against_plain, load_stock
 from emberline.models.weights import ModelError
 
@@ -74,6 +74,28 @@ def test_state_beside_attention(tmp_path: Path) -> None:
     check_against_plain(target)
     stock.blocks[1].mlp.register_forward_hook(lambda _m, _a, out: out + 0.5 * out.roll(1, 1))
     with pytest.raises(ModelError, match="over pages is off its own logits by 0"):
+        check_against_plain(target)
+
+
+WRONG = {
+    "one token": (lambda positions: positions == 20, "at positions 0 to 23"),
+    "near the end of the context": (lambda positions: positions > 256, "at positions 488 to 511"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_at_some_positions(case: str, tmp_path: Path) -> None:
+    where, message = WRONG[case]
+    save_model(tmp_path, "olmo2")
+    stock = load_stock(tmp_path, dtype=torch.float32, device="cpu")
+    target = StockTarget(stock, taps=(), num_pages=9, page_size=16)
+
+    def disturb(_module: Any, _args: Any, kwargs: dict[str, Any], out: torch.Tensor) -> Any:
+        wrong = where(kwargs["position_ids"])[..., None] & (STEP in kwargs)
+        return out + wrong * out.roll(1, -1)
+
+    stock.blocks[-1].register_forward_hook(disturb, with_kwargs=True)
+    with pytest.raises(ModelError, match=message):
         check_against_plain(target)
 
 

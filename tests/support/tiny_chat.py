@@ -32,7 +32,9 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_chat_target(folder: Path, scale: float = 0.02, hidden_size: int = 16) -> Path:
+def make_chat_target(
+    folder: Path, scale: float = 0.02, hidden_size: int = 16, context_len: int = 256
+) -> Path:
     """A model folder. A larger `scale` of the weights gives sharper opinions."""
     tokenizer = chat_tokenizer()
     tokenizer.save_pretrained(folder)
@@ -44,7 +46,7 @@ def make_chat_target(folder: Path, scale: float = 0.02, hidden_size: int = 16) -
         num_hidden_layers=4,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=256,
+        max_position_embeddings=context_len,
         initializer_range=scale,
         bos_token_id=1,
         eos_token_id=list(STOPS),

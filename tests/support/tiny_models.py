@@ -125,6 +125,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "afmoe": (
+        "afmoe",
+        {
+            "sliding_window": 12,
+            "layer_types": MIXED,
+            "num_experts": 4,
+            "num_dense_layers": 1,
+            **EXPERTS,
+        },
+    ),
+    "jetmoe": ("jetmoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 16}),
 }
 
 

@@ -33,7 +33,7 @@ PROMPTS = ["Hello", "What is 2 + 2?", "Write a poem", "Why?"]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("four")
-    make_chat_target(folder / "target", scale=0.4, hidden_size=32)
+    make_chat_target(folder / "target", scale=0.4, hidden_size=32, context_len=1024)
     lines = [json.dumps({"turns": [text]}) for text in PROMPTS]
     (folder / "asked.jsonl").write_text("\n".join(lines))
     command = LINE.format(emberline=Path(sys.executable).with_name("emberline"))

@@ -51,7 +51,19 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize(
     "family",
-    ["llama", "gemma2", "gemma3", "gemma4", "phi3", "granite", "cohere2", "gpt-oss", "qwen3-moe"],
+    [
+        "llama",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "phi3",
+        "granite",
+        "cohere2",
+        "gpt-oss",
+        "qwen3-moe",
+        "afmoe",
+        "jetmoe",
+    ],
 )
 def test_features_are_the_models_own(family: str, tmp_path: Path) -> None:
     model = save_model(tmp_path, family)

@@ -99,8 +99,13 @@ class Scratch:
         steps = torch.arange(max(ENDS), device=self._device)
         self.tokens = (steps * 7919 + 11) % target.vocab_size
 
-    def run(self, start: int, count: int, *, scored: int, batched: bool = False) -> Tensor:
-        """Forward tokens [start, start + count); logits [scored, V] of the last ones."""
+    def run(
+        self, start: int, count: int, *, scored: int, batched: bool = False, shift: int = 0
+    ) -> Tensor:
+        """Forward tokens [start, start + count); logits [scored, V] of the last ones.
+
+        `shift` is added to the positions that the model is told, not to places in the pages.
+        """
         page_size = self._target.kv_pools[0].page_size
         spans = [(start, count)] + [(0, min(NEIGHBOUR, page_size))] * batched
         lens = torch.tensor([n for _, n in spans], device=self._device)
@@ -122,7 +127,7 @@ class Scratch:
         batch = ForwardBatch(
             layout=layout,
             token_ids=Tokens(self.tokens[positions]),
-            positions=Tokens(positions),
+            positions=Tokens(positions + shift),
             slot_mapping=Tokens(page * page_size + positions % page_size),
             page_table=table,
             seq_lens=torch.tensor([a + n for a, n in spans], device=self._device),

@@ -199,7 +199,8 @@ class _Survey:
         self.layers[index] = AttentionLayer(
             num_heads, num_kv_heads, key.shape[3], value.shape[3], window, source
         )
-        return value.repeat_interleave(num_heads // num_kv_heads, 1).transpose(1, 2)
+        out = value.repeat_interleave(num_heads // num_kv_heads, 1).transpose(1, 2)
+        return out.contiguous()  # as the output of any step: some models view it
 
     def _window(self, index: int, mask: Any) -> int | None:
         if not isinstance(mask, _Mask):

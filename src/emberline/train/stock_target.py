@@ -102,18 +102,18 @@ class _Whole:
             out = F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, scale=call.scale, enable_gqa=True
             )
-            return out.transpose(1, 2)
+            return out.transpose(1, 2).contiguous()
         seen = _mask(query, window)
         if plain:
             out = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=seen, scale=call.scale, enable_gqa=True
             )
-            return out.transpose(1, 2)
+            return out.transpose(1, 2).contiguous()
         share = query.shape[1] // key.shape[1]
         scores = query @ key.repeat_interleave(share, 1).mT * call.scale
         sinks = None if call.sinks is None else call.sinks[:, None].expand(-1, query.shape[2])
         weights = weigh(scores, seen, call.soft_cap, sinks)
-        return (weights @ value.repeat_interleave(share, 1)).transpose(1, 2)
+        return (weights @ value.repeat_interleave(share, 1)).transpose(1, 2).contiguous()
 
 
 def _mask(query: Tensor, window: int | None) -> Tensor:
