@@ -183,9 +183,14 @@ def as_eagle(draft: DraftConfig) -> DraftConfig:
     )
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient", "weights"])
+@pytest.mark.parametrize(
+    ("what", "at", "step"),
+    [("loss", 5, 5), ("gradient", 5, 5), ("weights", 5, 6), ("weights", 12, 12)],
+)
 def test_numbers_that_are_none_stop_the_run(
     what: str,
+    at: int,
+    step: int,
     target: FrozenTarget,
     draft: DraftConfig,
     rows: TokenRows,
@@ -197,7 +202,7 @@ def test_numbers_that_are_none_stop_the_run(
 
     def spoil(plan: Plan) -> BlockStats:
         stats = own(plan)
-        if trainer.step + 1 != 5:
+        if trainer.step + 1 != at:
             return stats
         if what == "loss":
             return dataclasses.replace(stats, loss=stats.loss * torch.nan)
@@ -208,10 +213,11 @@ def test_numbers_that_are_none_stop_the_run(
         return stats
 
     monkeypatch.setattr(trainer, "_backward", spoil)
-    step = 5 if what != "weights" else 6  # of weights the next look
-    with pytest.raises(ValueError, match=rf"step {step}: .* the checkpoint of step 4 stays: lower"):
+    kept = (at - 1) // 2 * 2
+    said = rf"step {step}: .* the checkpoint of step {kept} stays: lower"
+    with pytest.raises(ValueError, match=said):
         trainer.run()
-    assert torch.load(tmp_path / CHECKPOINT, weights_only=True)["step"] == 4
+    assert torch.load(tmp_path / CHECKPOINT, weights_only=True)["step"] == kept
 
 
 def test_lines_after_the_checkpoint_are_dropped(
