@@ -82,7 +82,9 @@ def test_every_step_has_the_size_that_it_is_filed_under(layout: LayoutKind) -> N
         *((r, r * n) for r in (1, 2, 4, 8) for n in (1, 2, 3, 4, 5, 8)),
         *((r, r - 1 + 40) for r in (1, 2)),
     }
-    assert {(r, k) for r, k, _ in costs.draft} == set(itertools.product((1, 2, 4, 8), (1, 2, 3, 4, 7)))
+    assert {(r, k) for r, k, _ in costs.draft} == set(
+        itertools.product((1, 2, 4, 8), (1, 2, 3, 4, 7))
+    )
     # Two turns, in the order of the grid: the target saw just these tokens, and logits of all of
     # them but a prompt's.
     sizes = [point.num_tokens for point in grid.points()]
