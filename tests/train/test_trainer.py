@@ -79,6 +79,20 @@ def test_resumed_run_ends_with_the_same_weights(
     assert set(steps[0]) <= set(steps[1])  # the stop itself is reported once more
 
 
+def test_a_resumed_run_counts_its_seconds_on(
+    target: FrozenTarget, draft: DraftConfig, rows: TokenRows, tmp_path: Path
+):
+    build(target, draft, rows, tmp_path).run(until=6)
+    path = tmp_path / METRICS
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    aged = [{**line, "seconds": 1000.0} if "seconds" in line else line for line in lines]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in aged))
+    build(target, draft, rows, tmp_path).run()
+    last = [line for line in read_lines(path) if line["split"] == "train"][-1]
+    assert last["seconds"] >= 1000.0
+    assert last["steps_per_second"] > 0.05  # of this part of the run alone
+
+
 @pytest.mark.parametrize("head", ["vanilla", "eagle3"])
 def test_parts_of_a_step_add_up_to_it(
     head: str, target: FrozenTarget, draft: DraftConfig, rows: TokenRows, tmp_path: Path

@@ -31,6 +31,8 @@ class RunLog:
         partial = self.path.with_suffix(".partial")
         partial.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
         partial.replace(self.path)
+        self.seconds = max((line.get("seconds", 0.0) for line in kept), default=0.0)
+        """What the kept lines say the run has taken: a resumed one counts on from there."""
         self.events: Any = _event_writer(folder / EVENTS, step) if tensorboard else None
 
     def write(self, line: dict[str, Any]) -> None:

@@ -316,6 +316,7 @@ class Trainer:
         rate = (self.step - first) / (time.perf_counter() - started)
         slots = config.seqs_per_step * config.anchors * self.draft.block_size
         last = self.step - 1  # rates and weights are those of the last step
+        earlier = self.log.seconds if self.log is not None else 0.0
         factor = rate_at(last, config.steps, config.optim.warmup)
         weights = {
             f"{name}_weight": value_at(getattr(config.loss, name), last / config.steps)
@@ -327,7 +328,7 @@ class Trainer:
             "muon_lr": config.optim.muon_lr * factor,
             "adam_lr": config.optim.adam_lr * factor,
             **weights,
-            "seconds": round(time.perf_counter() - started, 1),
+            "seconds": round(earlier + time.perf_counter() - started, 1),
             "steps_per_second": round(rate, 3),
             "slots_per_second": round(rate * slots),
         }
