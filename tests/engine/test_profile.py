@@ -72,6 +72,17 @@ def test_the_grid_fits_the_context_limit_and_the_pages() -> None:
         grid_of(make_engine(PrefixTarget(page_size=4), ConstantDrafter(0, 7), num_pages=2))
 
 
+def test_steps_that_run_the_same_rows_cost_the_same() -> None:
+    target = PrefixTarget(max_model_len=512, num_slots=8192)
+    target.min_rows = 8  # what fewer tokens run, too
+    engine = make_engine(target, ConstantDrafter(0, 7), num_pages=512)
+    costs = profiled(engine, grid_of(engine, context_length=40))
+    for num_reqs in (1, 2, 4, 8):
+        seconds = {s for r, tokens, s in costs.target if r == num_reqs and tokens <= 8}
+        assert len(seconds) == 1
+    assert len({s for r, tokens, s in costs.target if r == 8}) > 1
+
+
 @pytest.mark.parametrize("layout", ["compact", "static"])
 def test_every_step_has_the_size_that_it_is_filed_under(layout: LayoutKind) -> None:
     target = PrefixTarget(max_model_len=512, num_slots=8192)

@@ -178,9 +178,25 @@ def profile_steps(
     finally:
         for held in reversed(pages):
             pool.release(held)
-    target = [(p.num_reqs, p.num_tokens, times[p].target) for p in points]
+    least = parts.target.min_rows
+    target = [(p.num_reqs, p.num_tokens, _target_seconds(p, times, least)) for p in points]
     draft = [(p.num_reqs, p.depth, times[p].draft) for p in points if times[p].draft < math.inf]
     return StepCosts(tuple(target), tuple(draft))
+
+
+def _target_seconds(point: _Point, times: dict[_Point, _Times], min_rows: int) -> float:
+    """What a step of this size takes besides drafting.
+
+    Steps of up to `min_rows` tokens run the same rows: what tells their times apart is noise, which
+    a planner would take for the price of the drafts.
+    """
+    if point.num_tokens > min_rows:
+        return times[point].target
+    return min(
+        found.target
+        for other, found in times.items()
+        if other.num_reqs == point.num_reqs and other.num_tokens <= min_rows
+    )
 
 
 def _share_done(times: _Times, budget: float) -> float:
