@@ -19,6 +19,7 @@ from torch import Tensor
 
 from emberline.drafters.dialects.canonical import CONFIDENCE, W1, W2, DraftCheckpoint, head_fields
 from emberline.drafters.dialects.flat import EAGLE3_STEPS, QWEN3
+from emberline.models.gguf_convert import LAYER_NAMES
 from emberline.models.gguf_file import GGUFFile, read_gguf
 from emberline.models.gguf_rope import ROPE_FREQS, rope_parameters
 from emberline.models.weights import ModelError, Weights
@@ -37,19 +38,6 @@ BLOCK_TOP_NAMES = {
     "markov_w2.weight": W2,
     "conf_proj.weight": CONFIDENCE,
     "conf_proj.bias": "confidence_head.proj.bias",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
 EAGLE3_LAYER_NAMES = {
     **{
