@@ -26,10 +26,10 @@ from emberline.drafters.dialects.canonical import (
 from emberline.drafters.dialects.gguf import (
     BLOCK_TOP_NAMES,
     EAGLE3_LAYER_NAMES,
-    LAYER_NAMES,
     TOP_NAMES,
     join_pairs,
 )
+from emberline.models.gguf_convert import LAYER_NAMES
 
 HEAD = SHARED[1]
 COMMON_ROPE_KEYS = {"rope_type", "type", "rope_theta"}
