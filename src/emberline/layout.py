@@ -31,6 +31,7 @@ class TokenLayout:
     num_tokens: int  # T
     num_rows: int  # R
     num_scored: int  # Q
+    max_query_len: int  # most tokens that one request may forward
     query_start_loc: Tensor  # [B + 1] int64, token space
     window_lens: Tensor  # [B] int64: trailing tokens sampled from; 0 mid-prefill, 1, or 1 + drafts
     req_of_token: Tensor  # [T] int64
@@ -51,6 +52,7 @@ class TokenLayout:
         width: int = 1,
         min_rows: int = 1,
         scored_lens: Tensor | None = None,
+        max_query_len: int | None = None,
     ) -> TokenLayout:
         """Lay out one step.
 
@@ -65,6 +67,7 @@ class TokenLayout:
             min_rows: least rows to run (kernels that are row-invariant only from some count on).
             scored_lens: [B] int64, trailing tokens that get logits; None means `window_lens`,
                 longer where prompt log-probabilities were asked for.
+            max_query_len: a bound of `query_lens` that the host knows; None means `num_tokens`.
         """
         device, num_reqs = query_lens.device, len(query_lens)
         scored_lens = window_lens if scored_lens is None else scored_lens
@@ -86,6 +89,7 @@ class TokenLayout:
             num_tokens=num_tokens,
             num_rows=max(num_rows, min_rows),
             num_scored=num_scored,
+            max_query_len=num_tokens if max_query_len is None else max_query_len,
             query_start_loc=start,
             window_lens=window_lens,
             req_of_token=req,
@@ -98,6 +102,8 @@ class TokenLayout:
     def check(self) -> TokenLayout:
         """Raise `ValueError` unless every invariant holds. Waits for the device: tests, CPU."""
         lens = self.query_start_loc.diff()
+        if self.num_reqs and int(lens.max()) > self.max_query_len:
+            raise ValueError(f"query_lens {lens.tolist()} exceed {self.max_query_len}")
         if self.num_reqs and int(lens.min()) < 1:
             raise ValueError(f"every request forwards at least one token, got {lens.tolist()}")
         if int(self.query_start_loc[-1]) != self.num_tokens:

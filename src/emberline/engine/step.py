@@ -138,6 +138,7 @@ def lay_out(
         kind=parts.layout,
         width=1 + most_drafts,
         min_rows=parts.target.min_rows,
+        max_query_len=inputs.max_known_len + max(shape.draft_limits),
     )
 
 

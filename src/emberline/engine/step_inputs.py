@@ -20,6 +20,7 @@ class StepInputs:
 
     shape: StepShape
     num_scored_known: int  # sum of scored_lens
+    max_known_len: int  # the largest of known_lens
     known_ids: Tensor  # [shape.num_known] int64, request-major
     known_lens: Tensor  # [B] int64, tokens forwarded before any draft
     start_positions: Tensor  # [B] int64, position of the first of them
@@ -75,6 +76,7 @@ def build_inputs(
             predicted=chances if any(chances) else (),
         ),
         num_scored_known=sum(entry.num_scored for entry in plan),
+        max_known_len=max(entry.num_known for entry in plan),
         known_ids=ints(known),
         known_lens=ints([entry.num_known for entry in plan]),
         start_positions=ints([state.num_computed for state in states]),
