@@ -16,7 +16,7 @@ from torch import Tensor
 from emberline.batch import DrawKeys, Purpose
 from emberline.layout import Scored, TokenLayout
 from emberline.ops.triton.draws import draw
-from emberline.ops.triton.plan import allocate, fill_batch, lay_out
+from emberline.ops.triton.plan import allocate, fill_batch, lay_out, sound_lens
 from emberline.ops.triton.scores import score_tokens
 from emberline.ops.triton.verdict import accept
 from emberline.ops.triton.walk import ConfidenceWeights, markov_walk
@@ -100,6 +100,7 @@ def cases(
         "markov_walk_greedy": partial(_walk, dtype=dtype, sampled=False, need_logits=False),
         "markov_walk_coupled": partial(_walk, dtype=dtype, sampled=True, need_logits=False),
         "markov_walk_with_q": partial(_walk, dtype=dtype, sampled=True, need_logits=True),
+        "sound_lens": _sound_lens,
         "allocate": _allocate,
         "lay_out": _lay_out,
         "fill_batch": _fill_batch,
@@ -199,6 +200,21 @@ def _walk(op: str, step: _Step, dtype: torch.dtype, sampled: bool, need_logits: 
     # w2 is read in every slot: a small one comes from the cache.
     num_bytes += w2.numel() * w2.element_size() * shape.drafts
     return Case(op, step.size, run, None, len(base), num_bytes)
+
+
+def _sound_lens(op: str, step: _Step) -> Case:
+    normalisers = torch.ones(step.reqs, step.shape.drafts, 2, device=step.index.device)
+    num_drafted = step.window_lens - 1
+
+    def run(i: int) -> object:  # noqa: ARG001
+        return sound_lens(normalisers, num_drafted)
+
+    def plain(i: int) -> object:  # noqa: ARG001
+        finite = torch.isfinite(normalisers).all(-1).long().cumprod(-1).sum(-1)
+        return torch.minimum(finite, num_drafted)
+
+    num_bytes = NUMBER * normalisers.numel() + 2 * INDEX * step.reqs
+    return Case(op, step.size, run, plain, 1, num_bytes)
 
 
 def _allocate(op: str, step: _Step) -> Case:

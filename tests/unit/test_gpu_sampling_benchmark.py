@@ -14,7 +14,7 @@ OPS = (
     "accept_greedy", "accept_coupled", "accept_rejection",
     "score_tokens", "score_tokens_unasked",
     "markov_walk_greedy", "markov_walk_coupled", "markov_walk_with_q",
-    "allocate", "lay_out", "fill_batch",
+    "sound_lens", "allocate", "lay_out", "fill_batch",
 )  # fmt: skip
 
 

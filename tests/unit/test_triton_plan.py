@@ -8,7 +8,7 @@ from torch import Tensor
 
 from emberline.batch import DraftProposal
 from emberline.layout import TokenLayout, start_loc
-from emberline.ops.triton.plan import DeviceLayout, allocate, fill_batch, lay_out
+from emberline.ops.triton.plan import DeviceLayout, allocate, fill_batch, lay_out, sound_lens
 from emberline.verify.outlook import Confidences
 
 from support.triton_kernels import DEVICE
@@ -56,6 +56,30 @@ def test_equal_survivals_go_by_position_then_by_request() -> None:
         [2, 2, 1],
         [2, 2, 2],
     ]
+
+
+@pytest.mark.parametrize("num_reqs", [1, 5, 70])
+def test_drafts_end_before_the_first_that_was_drawn_from_nothing(num_reqs: int) -> None:
+    """As the host's cut does it, from the logits."""
+    num_drafts, vocab = 3, 8
+    logits = torch.randn(num_reqs, num_drafts, vocab, generator=torch.Generator().manual_seed(1))
+    for req in range(num_reqs):
+        for k in range(num_drafts):
+            match (req + 2 * k) % 5:
+                case 1:
+                    logits[req, k, k] = torch.nan
+                case 2:
+                    logits[req, k] = -torch.inf
+                case 3:
+                    logits[req, k, 4] = torch.inf
+    logits[0] = logits[0].abs()  # whole
+    num_drafted = torch.arange(num_reqs) % (num_drafts + 1)
+    num_drafted[0] = num_drafts
+    wanted = torch.isfinite(logits.amax(-1)).long().cumprod(-1).sum(-1).minimum(num_drafted)
+    peaks = logits.amax(-1)
+    normalisers = torch.stack([peaks, (logits - peaks[..., None]).exp().sum(-1)], dim=-1)
+    found = sound_lens(normalisers.to(DEVICE), num_drafted.to(DEVICE))
+    assert found.tolist() == wanted.tolist()
 
 
 def assert_same_layout(found: DeviceLayout, wanted: TokenLayout, dead: int) -> None:

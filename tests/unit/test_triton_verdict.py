@@ -214,6 +214,45 @@ def test_no_request_and_no_draft_are_windows_too() -> None:
     assert found.token_ids[3:].tolist() == [-1]
 
 
+NOTHING = (torch.nan, -torch.nan, torch.inf, -torch.inf)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's inf - inf
+@pytest.mark.parametrize("vocab", [40, 5000])
+@pytest.mark.parametrize("kind", range(len(NOTHING)))
+def test_a_request_that_emits_from_no_distribution_ends_in_no_token(kind: int, vocab: int) -> None:
+    """It alone, and only where the row is one that it emits from."""
+    world = make_world(vocab, [4] * 12, seed=3)
+    sound, _ = world.ours()
+    bad, accepted = NOTHING[kind], sound.num_accepted
+    assert {0, 3} <= set(accepted.tolist())
+    start = world.layout.window_start
+    logits = world.logits.clone()
+    wanted = sound.token_ids.clone()
+    for req, stood in enumerate(accepted.tolist()):
+        # Every third a row behind the rejection, the others the last one that is emitted from.
+        entry = stood + (req % 3 == 0)
+        if entry < 4:
+            row = logits[start[req] + entry]
+            row[slice(None) if bad == -torch.inf else vocab - 1] = bad
+        if entry == stood:
+            wanted[sound.emitted_start_loc[req + 1] - 1] = -1
+    found, _ = replace(world, logits=logits).ours()
+    # A row of which nothing is left rejects where it would have accepted: what was read decides.
+    assert found.num_accepted.tolist() == accepted.tolist()
+    assert found.token_ids.tolist() == wanted.tolist()
+
+
+def test_a_broken_row_that_accepts_its_draft_counts_too() -> None:
+    world = make_world(40, [2] * 4)
+    world = replace(world, temperatures=torch.zeros_like(world.temperatures))
+    world.logits[world.layout.window_start, 7] = torch.nan
+    world.draft_ids[:] = 7  # the argmax is where the NaN is
+    found, _ = world.ours()
+    assert found.num_accepted.tolist() == [1] * 4
+    assert found.token_ids[:8].tolist() == [7, -1] * 4
+
+
 def test_q_without_its_normalisers_is_refused() -> None:
     world = make_world(30, [2])
     with pytest.raises(ValueError, match="draft_normalisers"):

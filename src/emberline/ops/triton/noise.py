@@ -25,6 +25,8 @@ _TRIPLE_B = tl.constexpr(0xAC4C1B51)
 _TRIPLE_C = tl.constexpr(0x31848BAB)
 _LOW53 = tl.constexpr((1 << 53) - 1)
 _LOW31 = tl.constexpr((1 << 31) - 1)
+_INFINITY = tl.constexpr(0x7F800000)  # bits of a float32; every NaN of its sign is over it
+_NAN = tl.constexpr(0x7FC00000)
 
 TARGET = tl.constexpr(0)  # `batch.Purpose`: the draws that share Gumbel noise
 ACCEPT = tl.constexpr(2)
@@ -120,6 +122,7 @@ def candidate(x, column):
         column: int32, of the same shape.
     """
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # 0.0 and -0.0 are equal
+    bits = tl.where(x == x, bits, _NAN)  # a NaN may have a sign
     order = bits ^ ((bits >> 31) & _LOW31)
     return (order.to(tl.int64) << 32) | (column ^ _LOW31).to(tl.int64)  # falls as columns rise
 
@@ -128,6 +131,13 @@ def candidate(x, column):
 def column_of(best):
     """The column of a `candidate`. int64 -> int64."""
     return (best & _LOW31) ^ _LOW31
+
+
+@triton.jit
+def is_finite_candidate(best):
+    """Whether the number behind a `candidate` is neither a NaN nor infinite. int64 -> bool."""
+    order = best >> 32
+    return (order < _INFINITY) & (order >= -_INFINITY)
 
 
 @triton.jit

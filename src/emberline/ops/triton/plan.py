@@ -1,8 +1,9 @@
 """What is verified and where its rows are, on a GPU: from confidences to a layout.
 
-`allocate` is the allocation of `verify.planner.LaggedTopK`, the budget being given; `lay_out` and
-`fill_batch` are `TokenLayout.build` and `engine.step.forward_batch` for buckets of fixed size,
-whose tail is padding. Nothing waits for the host, and no shape depends on a value.
+`sound_lens` is the cut of `engine.propose` at drafts that were drawn from nothing, `allocate` the
+allocation of `verify.planner.LaggedTopK`, the budget being given; `lay_out` and `fill_batch` are
+`TokenLayout.build` and `engine.step.forward_batch` for buckets of fixed size, whose tail is
+padding. Nothing waits for the host, and no shape depends on a value.
 
 Must not know why a budget is what it is.
 """
@@ -18,6 +19,45 @@ from torch import Tensor
 
 REQS = 64  # requests that a program looks at together
 TOKENS = 128  # tokens that a program writes together
+
+
+@triton.jit(do_not_specialize=["num_reqs"])
+def _sound_lens(
+    normalisers, num_drafted, lens, num_reqs, num_drafts, SLOTS: tl.constexpr, REQS: tl.constexpr
+):
+    req = tl.program_id(0) * REQS + tl.arange(0, REQS)
+    slot = tl.arange(0, SLOTS)
+    there = req < num_reqs
+    at = (req[:, None] * num_drafts + slot) * 2
+    read = there[:, None] & (slot < num_drafts)
+    peak = tl.abs(tl.load(normalisers + at, mask=read, other=0.0))
+    mass = tl.abs(tl.load(normalisers + at + 1, mask=read, other=1.0))
+    sound = (peak < float("inf")) & (mass < float("inf"))  # no NaN is less than anything
+    first = tl.min(tl.where(sound, SLOTS, slot[None, :]), 1)
+    drafted = tl.load(num_drafted + req, mask=there, other=0)
+    tl.store(lens + req, tl.minimum(drafted, first.to(tl.int64)), mask=there)
+
+
+def sound_lens(normalisers: Tensor, num_drafted: Tensor) -> Tensor:
+    """How many drafts of each request come before its first whose logits were not finite.
+
+    A ratio to a q that is NaN would accept anything: such a draft was drawn from nothing.
+
+    Args:
+        normalisers: [B, K, 2] float32, largest logit and mass of each q, contiguous.
+        num_drafted: [B] int64, 0 .. K.
+
+    Returns:
+        [B] int64, at most `num_drafted`.
+    """
+    num_reqs, num_drafts, _ = normalisers.shape
+    lens = torch.empty_like(num_drafted)
+    if num_reqs:
+        _sound_lens[(triton.cdiv(num_reqs, REQS),)](
+            normalisers, num_drafted, lens, num_reqs, num_drafts,
+            SLOTS=triton.next_power_of_2(max(num_drafts, 1)), REQS=REQS,
+        )  # fmt: skip
+    return lens
 
 
 @triton.jit

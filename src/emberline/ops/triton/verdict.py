@@ -8,7 +8,9 @@ p and q as there. Four kernels, three where no request goes by coins:
     _emit          a request a program: the recovered or bonus draw; everything that is emitted
 
 Unlike the plain op it looks at every entry at once, also past the first rejection: a GPU has the
-room, and no result depends on it. Nothing here depends on the batch or waits for the host.
+room, and no result depends on it. And it says itself where a row is no distribution (its best logit
+is not finite): whoever reads the result cannot look at rows that it does not wait for. Nothing here
+depends on the batch or waits for the host.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from emberline.ops.triton.noise import (
     column_of,
     finite,
     hash_key,
+    is_finite_candidate,
     locate,
     tempered,
     uniform,
@@ -57,8 +60,8 @@ def _judge(
     at = (req * WIDTH + entry[:, None]) * num_chunks + chunk
     there = alive[:, None] & (chunk < num_chunks)
     draft = tl.load(draft_ids + req * (WIDTH - 1) + entry, mask=has_draft, other=0)
-    keys = tl.load(best + at, mask=there, other=NO_CANDIDATE)
-    choice = column_of(tl.max(keys, 1))
+    favourite = tl.max(tl.load(best + at, mask=there, other=NO_CANDIDATE), 1)
+    choice = column_of(favourite)
     stands = has_draft & (choice == draft)
     if COINS:
         coins = (temperature > 0) & (tl.load(purposes + req) != TARGET)
@@ -85,7 +88,10 @@ def _judge(
         stands = tl.where(coins, has_draft & heads, stands)
     accepted = tl.min(tl.where(stands, ENTRIES, entry), 0)
     tl.store(num_accepted + req, accepted.to(tl.int64))
-    tl.store(final_ids + req, tl.sum(tl.where(entry == accepted, choice, 0), 0))
+    # What follows a rejected draft is nobody's: only rows that something was read from count.
+    broken = alive & (entry <= accepted) & (is_finite_candidate(favourite) == 0)
+    final = tl.sum(tl.where(entry == accepted, choice, 0), 0)
+    tl.store(final_ids + req, tl.where(tl.max(broken.to(tl.int32), 0) > 0, -1, final))
     if COINS:
         tl.store(final_peaks + req, tl.sum(tl.where(entry == accepted, peak, 0.0), 0))
         tl.store(final_masses + req, tl.sum(tl.where(entry == accepted, mass, 0.0), 0))
@@ -182,8 +188,7 @@ def _last_draw(
         temperature, peak, mass, q_peak, q_mass, recovers, POINTS,
     )  # fmt: skip
     place, _ = locate(weight, inside, CHUNK)
-    # A row with a NaN, or of nothing but -inf, has no mass: id 0, as in `sampling.keys`.
-    return tl.where(mass > 0, found * CHUNK + place, 0).to(tl.int64)
+    return (found * CHUNK + place).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["num_reqs"])
@@ -220,7 +225,7 @@ def _emit(
     final = tl.load(final_ids + req)
     if COINS:
         temperature = tl.load(temperatures + req)
-        if (temperature > 0) & (tl.load(purposes + req) != TARGET):
+        if (temperature > 0) & (tl.load(purposes + req) != TARGET) & (final >= 0):
             final = _last_draw(
                 logits, draft_ids, draft_logits, normalisers, starts, lens, positions, seeds,
                 temperature, peaks, masses, accepted, final_peaks, final_masses, left, req,
@@ -265,7 +270,8 @@ def accept(
 
     Returns:
         The verdict, and [N] int64 the request of each emitted token. N = B * (K + 1) whatever is
-        emitted; entries from `emitted_start_loc[B]` on are -1.
+        emitted; entries from `emitted_start_loc[B]` on are -1. So is the last id of a request whose
+        emitted entries include one that is no distribution.
 
     Raises:
         ValueError: q has no normalisers, or the logits are float64.
