@@ -15,6 +15,7 @@ from emberline.types import FinishReason, Request, SamplingParams
 from emberline.verify.planner import CausalGreedy, LaggedTopK, Planner, Threshold, VerifyAll
 from emberline.verify.step_cost import StepCosts
 
+from support.deferred import overlapped
 from support.doubles import ScriptedPlanner
 from support.engines import Answer, Letters, collect, make_engine
 from support.paged import ConstantDrafter, PrefixDrafter, PrefixTarget
@@ -136,8 +137,9 @@ def check_end(request: Request, got: Answer, expected: Answer) -> None:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("planner", PLANNERS)
-def test_twenty_requests_of_any_kind_end_as_if_alone(planner, drafter):
-    """25 times 20: also C36, C38, C39, D22."""
+@pytest.mark.parametrize("steps", ["waited for", "overlapped"])
+def test_twenty_requests_of_any_kind_end_as_if_alone(steps, planner, drafter):
+    """25 times 20, twice: also C36, C38, C39, D22."""
     chance = random.Random(f"{planner} {drafter}")
     window = chance.choice([None, None, 9])
     target = PrefixTarget(VOCAB, scale=1.5, window=window)
@@ -154,6 +156,8 @@ def test_twenty_requests_of_any_kind_end_as_if_alone(planner, drafter):
         max_num_tokens=chance.choice([8, 64]),
         max_verify_tokens=chance.choice([5, 1024]),
     )
+    if steps == "overlapped":
+        overlapped(engine)
     requests = {f"r{i}": any_request(chance, f"r{i}") for i in range(20)}
     broken = requests["r7"]  # the model says NaN after its first few tokens
     path = alone(broken, target).token_ids

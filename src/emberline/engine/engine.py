@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,19 +16,18 @@ from emberline.cache.page_pool import PagePool
 from emberline.cache.radix import RadixCache
 from emberline.config import EngineConfig
 from emberline.engine.grammar import Compiled, GrammarCompiler
+from emberline.engine.outcome import Flight, Outcome, Runner, outcome_of
 from emberline.engine.pace import Pace
 from emberline.engine.prediction import Prediction
 from emberline.engine.request_state import Ending, RequestState, TextStream, append_run
 from emberline.engine.scheduler import ScheduledRequest, Scheduler
-from emberline.engine.scoring import annotate, score_emitted, score_prompts
+from emberline.engine.scoring import score_prompts
 from emberline.engine.step import StepParts, StepResult, run_step
 from emberline.engine.step_inputs import StepInputs, build_inputs
 from emberline.engine.trace import BlockTrace, Observer
 from emberline.engine.validation import check_ids, check_length, check_options
-from emberline.layout import Scored
 from emberline.sampling.keys import request_seed
 from emberline.types import (
-    NO_TOKEN_ERROR,
     TIMED_OUT,
     EngineSnapshot,
     FinishReason,
@@ -42,7 +41,6 @@ from emberline.verify.planner import Planner
 
 CHECK_SECONDS = 10.0
 """Least time between two full checks of the pages, which take milliseconds."""
-BROKEN_ERROR = "no token can be drawn: the model produced NaN or infinite logits"
 
 
 class Engine:
@@ -77,9 +75,16 @@ class Engine:
         self._accepted_per_pos = [0] * self.max_draft_tokens
         self._pace = Pace()
         self._num_added = 0
+        self._runner: Runner | None = None
+        self._lag = 0  # steps in flight after `step`
+        self._flights: deque[Flight] = deque()  # launched, not read
         self._next_check = -math.inf
         self.observer: Observer | None = None
         self.grammars = grammars
+
+    def use_runner(self, runner: Runner, *, overlap: bool) -> None:
+        """Run the steps of whom it takes by a runner. `overlap`: a step is read one step later."""
+        self._runner, self._lag = runner, int(overlap)
 
     @property
     def pool(self) -> PagePool:
@@ -157,9 +162,21 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run one step and return what it added to each request that gained something."""
         outputs = self._end_early()
+        while self._flights and self._scheduler.may_preempt():
+            outputs += self._land()
         plan = self._scheduler.schedule()
-        if plan:
-            outputs += self._run(plan)
+        now = self._clock()
+        for entry in plan:
+            if entry.state.first_run is None:
+                entry.state.first_run = now
+        taken, others = self._split(plan)
+        if taken:
+            self._launch(taken)
+        # Step n is read while n + 1 runs; with nothing launched there is nothing to wait beside.
+        while len(self._flights) > (self._lag if taken else 0):
+            outputs += self._land()
+        if others:
+            outputs += self._run(others)
         if not self._states:
             self._check_books()
         return outputs
@@ -199,49 +216,66 @@ class Engine:
                 endings.append((state, Ending(FinishReason.ABORT, TIMED_OUT)))
         return [self._finish(state, ending) for state, ending in endings]
 
-    def _run(self, plan: list[ScheduledRequest]) -> list[RequestOutput]:
-        parts = self.parts
-        now = self._clock()
+    def _split(
+        self, plan: list[ScheduledRequest]
+    ) -> tuple[list[ScheduledRequest], list[ScheduledRequest]]:
+        """Those whom the runner takes, and those who need the plain step.
+
+        Who watches blocks needs what only the plain step tells.
+        """
+        if self._runner is None or self.observer is not None:
+            return [], plan
+        taken: list[ScheduledRequest] = []
+        others: list[ScheduledRequest] = []
         for entry in plan:
-            if entry.state.first_run is None:
-                entry.state.first_run = now
+            (taken if self._runner.takes(entry) else others).append(entry)
+        return taken, others
+
+    def _launch(self, plan: list[ScheduledRequest]) -> None:
+        assert self._runner is not None
+        self._flights.append(self._runner.launch(plan))
+        for entry in plan:
+            entry.state.launch(entry.num_known, entry.draft_limit, samples=entry.samples)
+            entry.state.placed = True
+
+    def _land(self) -> list[RequestOutput]:
+        """Read the oldest step in flight."""
+        flight = self._flights.popleft()
+        return self._commit(flight.plan, flight.read())
+
+    def _run(self, plan: list[ScheduledRequest]) -> list[RequestOutput]:
+        """Run a step and wait for it."""
+        parts = self.parts
         self._write_history([entry.state for entry in plan])
         inputs = build_inputs(plan, parts.eos_ids, parts.history.device)
         result = run_step(parts, inputs)
-        broken = self._broken(result)
+        outcome = outcome_of(plan, inputs, result)
         if self.observer is not None:
             self.observer(_blocks(plan, inputs, result))
-        records = annotate(plan, result, score_emitted(plan, result))
         score_prompts(plan, result)
-        predicted = [bool(ids) for ids in inputs.predicted]
-        return self._commit(plan, result, records, broken, predicted)
+        for entry in plan:
+            entry.state.launch(entry.num_known, entry.draft_limit, samples=entry.samples)
+            entry.state.placed = False
+        return self._commit(plan, outcome)
 
-    def _commit(
-        self,
-        plan: list[ScheduledRequest],
-        result: StepResult,
-        records: list[tuple[TokenLogprobs, ...] | None],
-        broken: dict[int, str],
-        predicted: list[bool],
-    ) -> list[RequestOutput]:
+    def _commit(self, plan: Sequence[ScheduledRequest], outcome: Outcome) -> list[RequestOutput]:
         """Append what was emitted, cut at stops; count, finish, free."""
-        emitted = result.verdict.token_ids.tolist()
-        bounds = result.verdict.emitted_start_loc.tolist()
-        accepted = result.verdict.num_accepted.tolist()
-        admitted = result.num_admitted.tolist()
-        drafted = result.num_drafted.tolist()
         outputs = []
         self._totals["num_engine_steps"] += 1
         for i, entry in enumerate(plan):
             state = entry.state
-            if i in broken:
+            if state.slot < 0:
+                continue  # it ended while the step was on its way
+            if i in outcome.broken:
                 for pool in self.parts.kv_pools:
                     pool.clear(self._scheduler.private_pages(state))
-                outputs.append(self._finish(state, Ending(FinishReason.ERROR), error=broken[i]))
+                ending = Ending(FinishReason.ERROR)
+                outputs.append(self._finish(state, ending, error=outcome.broken[i]))
                 continue
             is_first = state.num_output == 0
-            state.num_computed += entry.num_known + accepted[i]
-            kept, ending = append_run(state, emitted[bounds[i] : bounds[i + 1]])
+            accepted = outcome.num_accepted[i]
+            state.land(accepted, entry.draft_limit, samples=entry.samples)
+            kept, ending = append_run(state, outcome.emitted[i])
             if ending is None and state.num_remaining <= 0 and state.num_pending <= 0:
                 ending = Ending(FinishReason.LENGTH)  # a prompt that was only to be scored
             if ending is None:
@@ -249,11 +283,11 @@ class Engine:
             if is_first and (kept or ending):
                 self._totals["prompt_tokens"] += state.num_prompt
             elif kept:
-                counts = drafted[i], admitted[i], accepted[i], len(kept)
-                self._count_verify(state, *counts, predicted=predicted[i])
+                counts = outcome.num_drafted[i], outcome.num_admitted[i], accepted, len(kept)
+                self._count_verify(state, *counts, predicted=outcome.predicted[i])
             self._totals["generation_tokens"] += len(kept)
             if kept or ending:
-                scored = records[i]
+                scored = outcome.records[i]
                 kept_records = scored[: len(kept)] if scored is not None else None
                 outputs.append(self._output(state, kept, kept_records, ending))
         return outputs
@@ -306,6 +340,7 @@ class Engine:
         error: str | None = None,
     ) -> RequestOutput:
         """Forget a request and free what it holds; its last output."""
+        state.forget_flights()
         self._scheduler.remove(state, keep=ending.reason is not FinishReason.ERROR)
         self._pace.finished()
         del self._states[state.request.request_id]
@@ -317,18 +352,6 @@ class Engine:
             stop_reason=ending.stop_reason,
             error=error,
         )
-
-    def _broken(self, result: StepResult) -> dict[int, str]:
-        """Requests whose logits are no distribution fail, whoever stands beside them; and why.
-
-        NaN or an infinity from the model, or options that leave no token.
-        """
-        errors: dict[int, str] = {}
-        if result.processed_logits is not result.raw_logits:
-            errors = dict.fromkeys(
-                _no_distribution(result, result.processed_logits), NO_TOKEN_ERROR
-            )
-        return errors | dict.fromkeys(_no_distribution(result, result.raw_logits), BROKEN_ERROR)
 
     def _write_history(self, states: Sequence[RequestState]) -> None:
         """Bring the token table's rows up to date."""
@@ -394,23 +417,6 @@ def make_cache(parts: StepParts, pool: PagePool, enabled: bool) -> RadixCache:
         window=max(windows) if windows and len(windows) == len(kept) else None,
         enabled=enabled,
     )
-
-
-def _no_distribution(result: StepResult, logits: Scored) -> list[int]:
-    """Requests of which some row has no finite best logit.
-
-    Only rows that something was read from count: what the target says after a rejected draft is
-    nobody's.
-    """
-    fine = torch.isfinite(logits.amax(-1))
-    if bool(fine.all()):
-        return []
-    layout = result.layout
-    bad = (~fine).nonzero().squeeze(-1)
-    req = torch.searchsorted(layout.scored_start_loc[1:].contiguous(), bad, right=True)
-    emitted = torch.isin(bad, result.verdict.scored_index)
-    wrong: list[int] = req[emitted | (bad < layout.window_start[req])].tolist()
-    return wrong
 
 
 def _blocks(

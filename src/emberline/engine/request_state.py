@@ -48,7 +48,10 @@ class RequestState:
     arrived: float = 0.0  # of the engine's clock
     first_run: float | None = None
     deadline: float = math.inf
-    num_computed: int = 0  # tokens with target KV
+    num_computed: int = 0  # tokens with target KV, those of steps in flight included
+    num_unread: int = 0  # steps in flight that emit: at least a token each, not known here yet
+    ahead: int = 0  # drafts that those may accept: so many more tokens may have KV
+    placed: bool = False  # what the runner of its steps knows of it is up to date
     num_cached: int | None = None  # prompt tokens found in the cache when it first ran
     pages: list[int] = field(default_factory=list)  # NO_PAGE where a window no longer looks
     slot: int = -1  # row of the token table while running
@@ -101,13 +104,23 @@ class RequestState:
 
     @property
     def num_pending(self) -> int:
-        """Tokens that are known but have no KV yet; 1 means plain decode."""
-        return len(self.token_ids) - self.num_computed
+        """Tokens that have no KV yet; 1 means plain decode."""
+        return len(self.token_ids) + self.num_unread - self.num_computed
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its answer has begun, though its first token may not have been read yet."""
+        return self.num_output > 0 or self.num_unread > 0
+
+    @property
+    def reach(self) -> int:
+        """The most tokens that may have KV once the steps in flight have run."""
+        return self.num_computed + self.ahead
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        return self.length_limit - len(self.token_ids)
+        """The most tokens that may still be emitted, besides those of steps in flight."""
+        return self.length_limit - len(self.token_ids) - self.num_unread
 
     def most_drafts(self, max_draft_tokens: int) -> int:
         """Drafts that its next block may hold: those of its prediction, or a drafter's."""
@@ -119,6 +132,28 @@ class RequestState:
     def waited(self, now: float) -> float:
         """Seconds from its arrival until it first ran, or until now."""
         return (now if self.first_run is None else self.first_run) - self.arrived
+
+    def launch(self, num_known: int, draft_limit: int, *, samples: bool) -> None:
+        """Take note of a step that is on its way: its known tokens will have KV."""
+        self.num_computed += num_known
+        if samples:
+            self.num_unread += 1
+            self.ahead += draft_limit
+
+    def land(self, num_accepted: int, draft_limit: int, *, samples: bool) -> None:
+        """Take note that a launched step has been read, before its tokens are appended."""
+        self.num_computed += num_accepted
+        if samples:
+            self.num_unread -= 1
+            self.ahead -= draft_limit
+
+    def forget_flights(self) -> None:
+        """It has ended: whatever is on its way will not be read.
+
+        A step launched for a request that had ended on the device has computed nothing.
+        """
+        self.num_computed -= self.num_unread
+        self.num_unread = self.ahead = 0
 
     @property
     def scores_prompt(self) -> bool:
@@ -154,7 +189,7 @@ def append_run(state: RequestState, run: list[int]) -> tuple[list[int], Ending |
             return run[:count], Ending(FinishReason.STOP, token_id)
         if matched is not None:
             return run[:count], Ending(FinishReason.STOP, matched)
-        if state.num_remaining <= 0:
+        if len(state.token_ids) >= state.length_limit:
             return run[:count], Ending(FinishReason.LENGTH)
         if state.matcher is not None and not state.matcher.consume(token_id):
             return run[:count], Ending(FinishReason.ERROR, error=GRAMMAR_ERROR)

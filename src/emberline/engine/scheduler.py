@@ -92,6 +92,18 @@ class Scheduler:
             raise RuntimeError("nothing runs, and the first request of the queue cannot start")
         return self._with_drafts(planned)
 
+    def may_preempt(self) -> bool:
+        """Whether the next step might lack pages for those who run.
+
+        Steps in flight have to be read before that: whoever gives way recomputes all it has.
+        """
+        most = self.cache.pool.pages_for(self.config.prefill_chunk) + 1
+        if len(self.running) * most <= self.cache.num_available:
+            return False
+        known = (min(s.num_pending, self.config.prefill_chunk) for s in self.running)
+        missing = map(self._missing_pages, self.running, known)
+        return sum(missing) > self.cache.num_available
+
     def computed(self, state: RequestState) -> None:
         """Note that a step has computed more of a request and found nothing wrong with it.
 
@@ -101,7 +113,7 @@ class Scheduler:
         if state.is_sound and state.num_pending <= 1 and not state.shared:
             self._share(state)
             state.shared = True
-        end = self.cache.pool.pages_for(len(state.token_ids))
+        end = self.cache.pool.pages_for(max(len(state.token_ids), state.reach))
         self.cache.release(state.pages[end:])
         del state.pages[end:]
         first = min(self.cache.first_kept(state.num_final), len(state.pages))
@@ -202,7 +214,8 @@ class Scheduler:
 
     def _pages_to_come(self, state: RequestState) -> int:
         """Pages that a request still has to get for its tokens and the next one."""
-        tokens = min(len(state.token_ids) + 1, state.length_limit)
+        known = len(state.token_ids) + state.num_unread + state.ahead
+        tokens = min(known + 1, state.length_limit)
         at_once = min(self.config.prefill_chunk, tokens - state.num_computed)
         num_held = len(state.pages) - state.pages.count(NO_PAGE)
         return max(0, self.cache.most_held(tokens, at_once) - num_held)
@@ -210,6 +223,8 @@ class Scheduler:
     def _entry(self, state: RequestState, budget: _Budget) -> ScheduledRequest:
         """What a request would run within the budget, with as many drafts as it could use."""
         num_known = min(state.num_pending, self.config.prefill_chunk, budget.tokens)
+        if state.num_unread and state.num_remaining <= 0:
+            num_known = 0  # what is in flight is its last token
         # The logits of position p - 1 score the token at p; position 0 has no value.
         first_scored = _first_scored(state)
         if state.scores_prompt:
@@ -217,7 +232,7 @@ class Scheduler:
             num_known = min(num_known, unscored + budget.scored)
         reaches_end = num_known == state.num_pending
         samples = reaches_end and state.num_remaining > 0
-        decodes = samples and num_known == 1 and state.num_output > 0
+        decodes = samples and num_known == 1 and state.has_begun
         drafts = state.most_drafts(self.max_draft_tokens) if decodes else 0
         # At its end a sequence gets logits even if nothing is drawn: they say whether it is sound.
         num_scored = int(reaches_end)
@@ -251,7 +266,7 @@ class Scheduler:
         spare = max(0, self.cache.num_available - promised)
         entries = []
         for entry in planned:
-            state, end = entry.state, entry.state.num_computed + entry.num_known
+            state, end = entry.state, entry.state.reach + entry.num_known
             room = (len(state.pages) + spare) * self.cache.pool.page_size - end
             drafts = min(entry.draft_limit, budget, room)
             spare -= self._missing_pages(state, entry.num_known + drafts)
@@ -262,7 +277,7 @@ class Scheduler:
 
     def _missing_pages(self, state: RequestState, num_tokens: int) -> int:
         """Pages that the next `num_tokens` tokens of a request still lack."""
-        end = state.num_computed + num_tokens
+        end = state.reach + num_tokens
         return max(0, self.cache.pool.pages_for(end) - len(state.pages))
 
     def _grow(self, state: RequestState, num_tokens: int) -> None:
@@ -288,6 +303,7 @@ class Scheduler:
         self._lose_pages(state)
         self._free_slots.append(state.slot)
         state.slot = -1
+        state.placed = False
         state.shared = False
         state.num_written = 0
 
