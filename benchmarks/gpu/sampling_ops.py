@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from emberline.batch import DrawKeys, Purpose
+from emberline.drafters.dspark import ConfidenceHead
 from emberline.layout import Scored, TokenLayout
 from emberline.ops.triton.draws import draw
 from emberline.ops.triton.plan import allocate, fill_batch, lay_out, sound_lens
 from emberline.ops.triton.scores import score_tokens
 from emberline.ops.triton.verdict import accept
-from emberline.ops.triton.walk import ConfidenceWeights, markov_walk
+from emberline.ops.triton.walk import markov_walk
 
 from gpu.timing import Case, copies_of
 
@@ -180,7 +181,7 @@ def _walk(op: str, step: _Step, dtype: torch.dtype, sampled: bool, need_logits: 
     hidden = new(step.reqs, shape.drafts, shape.hidden)
     w1, w2 = new(2, shape.vocab, shape.rank)
     scales = torch.ones(shape.drafts, device=device)
-    head = ConfidenceWeights(new(1, shape.hidden + shape.rank), new(1), scales)
+    head = ConfidenceHead(new(1, shape.hidden + shape.rank), new(1), scales)
     keys = step.keys(Purpose.DRAFT if need_logits else Purpose.TARGET)
 
     def run(i: int) -> object:

@@ -86,7 +86,7 @@ class ForwardBatch:
 class TargetOutput:
     """What the target says."""
 
-    logits: Scored  # [Q, V] float32 (float64 if the target computes in it)
+    logits: Scored  # [Q, V] float32; float64 if it computes in it; with kernels its own dtype
     taps: Tokens | None  # [T, A] tapped layers' raw outputs, concatenated in tap order
 
 
@@ -147,6 +147,29 @@ class DraftProposal:
     token_ids: Tensor  # [B, K] int64, K = `DraftContext.num_drafts`
     num_drafted: Tensor  # [B] int64, 0 .. K
     logits: Tensor | None  # [B, K, V] float: q = softmax of it; None: each draft is a point mass
+    confidence: Tensor | None  # [B, K] float32 in [0, 1], each given that all before it survived
+
+
+@dataclass(frozen=True, slots=True)
+class BlockContext:
+    """What a drafter may know in a step that a graph captures. B may be that of a bucket."""
+
+    num_drafts: int  # K of the block, 1 .. the drafter's own maximum
+    anchors: Tensor  # [B] int64, last committed token; 0 where no request lives
+    positions: Tensor  # [B] int64, the anchor's position = tokens with KV before it
+    page_table: Tensor  # [B, M] int64
+    temperatures: Tensor  # [B] float32, 0 = greedy
+    keys: DrawKeys  # [B], at the anchor's position; purposes as `sampling.keys.block_purposes`
+    need_logits: bool  # False: nobody will read q (all greedy or coupled)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnBlock:
+    """Drafts of B blocks, and what they were drawn from."""
+
+    token_ids: Tensor  # [B, K] int64
+    logits: Tensor | None  # [B, K, V] float32, q = softmax of it; only where a q will be read
+    normalisers: Tensor | None  # [B, K, 2] float32 of those: the largest, sum of exp(they - it)
     confidence: Tensor | None  # [B, K] float32 in [0, 1], each given that all before it survived
 
 

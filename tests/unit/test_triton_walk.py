@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from emberline.batch import DrawKeys
+from emberline.batch import DrawKeys, DrawnBlock
 from emberline.drafters.dspark import BiasTable, ConfidenceHead, VanillaHead
-from emberline.ops.triton.walk import ConfidenceWeights, Walk, markov_walk
+from emberline.ops.triton.walk import markov_walk
 from emberline.sampling.keys import KeyedDraws, block_purposes
 from emberline.sampling.keys import draw as plain_draw
 
@@ -31,9 +31,9 @@ class World:
     w2: Tensor  # [V, r]
     temperatures: Tensor  # [B]
     keys: DrawKeys
-    confidence: ConfidenceWeights | None
+    confidence: ConfidenceHead | None
 
-    def ours(self, need_logits: bool) -> Walk:
+    def ours(self, need_logits: bool) -> DrawnBlock:
         return markov_walk(
             self.base,
             self.hidden,
@@ -98,7 +98,7 @@ def make_world(
         w2=randn(vocab, rank) / rank**0.5,
         temperatures=torch.tensor([0.0, 1.0, 0.7, 1.6], device=DEVICE)[req % 4],
         keys=DrawKeys(seeds, positions, block_purposes(shares, positions)),
-        confidence=ConfidenceWeights(
+        confidence=ConfidenceHead(
             weight=randn(1, dim + rank if wide else dim) / 4,
             bias=randn(1) if biased else None,
             temperatures=torch.tensor([1.0, 0.8, 1.3, 1.1], device=DEVICE),

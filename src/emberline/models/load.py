@@ -20,6 +20,7 @@ from emberline.models.stock import StockTarget
 from emberline.models.stock_load import check_against_plain, load_stock
 from emberline.models.target import Target
 from emberline.models.weights import ModelError, load_folder, read_json
+from emberline.ops.kernels import Kernels
 
 
 def resolve_backend(folder: Path, wanted: TargetBackend) -> TargetBackend:
@@ -51,6 +52,7 @@ def load_target(
     taps: tuple[int, ...] = (),
     max_model_len: int | None = None,
     poison_padding: bool = False,
+    kernels: Kernels | None = None,
 ) -> Target:
     """The model in `folder`, with KV of `num_pages` pages.
 
@@ -64,6 +66,8 @@ def load_target(
         taps: layers whose output a draft reads.
         max_model_len: most tokens a sequence may have; None for what the checkpoint allows.
         poison_padding: padding rows hold NaN instead of zero.
+        kernels: what the fused decoder runs with; None for the CPU's own path. Transformers'
+            modelling code brings its own.
 
     Raises:
         ModelError: the model is not understood, or the KV does not fit the machine.
@@ -83,6 +87,7 @@ def load_target(
             page_size=page_size,
             max_model_len=max_model_len,
             poison_padding=poison_padding,
+            kernels=kernels,
         )
     stock = load_stock(folder, dtype=dtype, device=device, max_model_len=max_model_len)
     check_kv_fits(stock.kv_specs, num_slots, dtype, device)

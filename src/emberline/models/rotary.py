@@ -43,6 +43,23 @@ class RopeTable:
             sign_sin((angles.sin() * self.scaling).to(dtype)),
         )
 
+    def tabulate(self, count: int, dtype: torch.dtype) -> RopeFactors:
+        """`cos_sin` of positions 0 .. count - 1, made once: a step then only gathers."""
+        positions = torch.arange(count, device=self.inv_freq.device)
+        return RopeFactors(torch.stack(self.cos_sin(positions, dtype), dim=1))
+
+
+@dataclass(frozen=True, slots=True)
+class RopeFactors:
+    """What `RopeTable.cos_sin` gives, by position."""
+
+    table: Tensor  # [L, 2, head_dim]: cosines, signed sines
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors of [N] positions under L: two [N, head_dim], views of one gather."""
+        cos, signed_sin = self.table.index_select(0, positions).unbind(1)
+        return cos, signed_sin
+
 
 def rope_from_config(hf: Any) -> RopeTable:
     """Frequencies of a transformers config, by its own functions.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 
 def gated(gate_up: Tensor, activation: Activation = "silu") -> Tensor:

@@ -13,14 +13,14 @@ Must not know the backbone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from emberline.batch import DrawKeys
+from emberline.batch import DrawKeys, DrawnBlock
 from emberline.ops.triton.draws import settle_row
 from emberline.ops.triton.noise import (
     NO_CANDIDATE,
@@ -42,23 +42,23 @@ FAST_RANK_BYTES = 512  # of a row of w2: three stripes of it fit the memory that
 FEATURES = 512  # of a hidden state that a confidence takes at a time
 
 
-@dataclass(frozen=True, slots=True)
-class ConfidenceWeights:
-    """Of the confidence head: `drafters.dspark.ConfidenceHead`."""
+class ConfidenceWeights(Protocol):
+    """What the walk reads of a confidence head: `drafters.markov.ConfidenceHead`."""
 
-    weight: Tensor  # [1, D + r], or [1, D] when it does not see the previous token
-    bias: Tensor | None  # [1]
-    temperatures: Tensor  # [K'] float32, K' >= K
+    @property
+    def weight(self) -> Tensor:
+        """[1, D + r], or [1, D] when it does not see the previous token."""
+        ...
 
+    @property
+    def bias(self) -> Tensor | None:
+        """[1]."""
+        ...
 
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """Drafts of B blocks, and what they were drawn from."""
-
-    token_ids: Tensor  # [B, K] int64
-    logits: Tensor | None  # [B, K, V] float32; written only for requests whose q will be read
-    normalisers: Tensor | None  # [B, K, 2] float32 of those logits, as `draws.draw` gives them
-    confidence: Tensor | None  # [B, K] float32
+    @property
+    def temperatures(self) -> Tensor:
+        """[K'] float32, K' >= K."""
+        ...
 
 
 @triton.jit
@@ -220,7 +220,7 @@ def markov_walk(
     keys: DrawKeys,
     need_logits: bool,
     confidence: ConfidenceWeights | None,
-) -> Walk:
+) -> DrawnBlock:
     """Draw K tokens a block, each from softmax((base + w2(w1[previous])) / temperature).
 
     Another head takes it slot by slot: K = 1, its latents [B, r] for w1 and 0 .. B - 1 for the
@@ -240,8 +240,8 @@ def markov_walk(
         confidence: None if the checkpoint has no confidence head.
 
     Returns:
-        The drafts; q of those requests that are neither greedy nor coupled, the rest of `logits`
-        being never written, if `need_logits`.
+        The drafts; with `need_logits` q of those requests that are neither greedy nor coupled: the
+        rest of `logits` is never written.
 
     Raises:
         ValueError: a tensor is not laid out as said.
@@ -280,18 +280,19 @@ def markov_walk(
     if confidence is not None:
         confidences = torch.empty(num_reqs, num_drafts, device=device)
     if confidence is not None or not need_logits:
-        head = confidence or ConfidenceWeights(
-            w1, None, temperatures
-        )  # not read where there is none
         dim = hidden.shape[-1]
+        # Where there is no head nothing of it is read.
+        weight = w1 if confidence is None else confidence.weight
+        bias = None if confidence is None else confidence.bias
+        scales = temperatures if confidence is None else confidence.temperatures
         _finish[(num_reqs, num_drafts)](
-            hidden, w1, head.weight, head.bias, head.temperatures, anchors, best, ids, confidences,
+            hidden, w1, weight, bias, scales, anchors, best, ids, confidences,
             num_reqs, num_drafts, num_parts,
             LAST=num_drafts - 1, SETTLED=need_logits, CONFIDENT=confidence is not None,
-            BIASED=head.bias is not None, WIDE=head.weight.shape[1] > dim,
+            BIASED=bias is not None, WIDE=weight.shape[1] > dim,
             DIM=dim, RANK=rank, LANES=lanes, PARTS=parts, FEATURES=FEATURES,
         )  # fmt: skip
-    return Walk(ids, drawn, normalisers, confidences)
+    return DrawnBlock(ids, drawn, normalisers, confidences)
 
 
 def _check(base: Tensor, hidden: Tensor, w1: Tensor, w2: Tensor) -> None:
