@@ -1,0 +1,186 @@
+"""What the GPU benchmarks of a whole engine run: prompts, settings, policies, one timed call.
+
+Owns what a cell is (requests at once, policy, logprobs) and how it is timed. Must not know tables,
+files of results or other engines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from emberline.config import CacheConfig, EngineConfig, SchedulerConfig
+from emberline.llm import LLM, chat_ids
+from emberline.types import SamplingParams
+from emberline.verify.planner import Planner, Threshold, VerifyAll
+
+import prompts as prompt_sets
+
+NO_DRAFT, VERIFY_ALL, THRESHOLD, SCHEDULED = "none", "verify_all", "threshold 0.5", "scheduled"
+POLICIES = (NO_DRAFT, VERIFY_ALL, THRESHOLD, SCHEDULED)
+LEAST_PROMPTS = 8
+"""Prompts of every cell at least: fewer at once run in turns, for acceptance differs by prompt."""
+GPU_STEP_TOKENS = 8192  # known tokens a step: a batch's prompts go in few steps
+SPARE_TOKENS = 64  # of KV a request: a block past the last token, the page's rest
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of a table."""
+
+    concurrency: int  # requests at once
+    policy: str  # of `POLICIES`
+    logprobs: int  # alternatives asked for of every token; 0: none asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the calls of one cell took together."""
+
+    seconds: float
+    tokens: int  # emitted
+    steps: int  # of the engine
+    block_steps: int  # steps summed over requests, the prompts' left out
+    drafts: int  # verified
+    emitted: int  # by block steps
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+def read_prompts(path: Path | None, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
+    """Prompts as token ids: a JSON list of ids a line, or the project's own as chat turns.
+
+    Raises:
+        SystemExit: a line is no list of token ids.
+    """
+    if path is None:
+        texts = [text for group in prompt_sets.OWN.values() for text in group]
+        return [chat_ids(tokenizer, [{"role": "user", "content": text}]) for text in texts]
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        row = json.loads(line)
+        if not isinstance(row, list) or not row or not all(type(i) is int for i in row):
+            raise SystemExit(f"--prompts: line {number} of {path.name} is no list of token ids")
+        rows.append(tuple(row))
+    return rows
+
+
+def random_prompts(count: int, length: int, vocab_size: int) -> list[tuple[int, ...]]:
+    """Prompts of random ids: for cost, not for acceptance. The same in every run."""
+    source = random.Random(1234)
+    return [
+        tuple(source.randrange(vocab_size // 100, vocab_size) for _ in range(length))
+        for _ in range(count)
+    ]
+
+
+def batches(prompts: Sequence[tuple[int, ...]], concurrency: int) -> list[list[tuple[int, ...]]]:
+    """The calls of a cell: the first prompts, over and over, `concurrency` a call."""
+    calls = max(1, LEAST_PROMPTS // concurrency)
+    rows = [prompts[i % len(prompts)] for i in range(calls * concurrency)]
+    return [rows[i * concurrency : (i + 1) * concurrency] for i in range(calls)]
+
+
+def settings(
+    device: str, dtype: str, concurrency: int, tokens_each: int, base: EngineConfig | None = None
+) -> EngineConfig:
+    """Settings under which `concurrency` requests of so many tokens run at once.
+
+    Args:
+        device: torch device.
+        dtype: as in `EngineConfig`.
+        concurrency: most requests at once.
+        tokens_each: longest prompt and answer together.
+        base: whatever else is to be set.
+    """
+    most = max(16, concurrency)
+    step_tokens = 1024 if device == "cpu" else GPU_STEP_TOKENS
+    return replace(
+        base or EngineConfig(),
+        dtype=dtype,
+        device=device,
+        threads=torch.get_num_threads() if device == "cpu" else None,
+        cache=CacheConfig(num_tokens=most * (tokens_each + SPARE_TOKENS)),
+        scheduler=SchedulerConfig(
+            max_num_reqs=most,
+            max_num_tokens=max(step_tokens, most),
+            max_verify_tokens=max(1024, 8 * most),
+            max_queue=max(256, most),
+        ),
+    )
+
+
+class Bench:
+    """An engine, its prompts, and cells run on it."""
+
+    def __init__(
+        self, llm: LLM, prompts: Sequence[tuple[int, ...]], new_tokens: int, temperature: float
+    ) -> None:
+        self.llm = llm
+        self._prompts = prompts
+        self._new_tokens = new_tokens
+        self._params = SamplingParams(temperature=temperature, ignore_eos=True)
+        self._scheduled: Planner = llm.engine.parts.planner
+        self._scheduled_name = str(llm.engine.info["planner"])
+
+    def run(self, cell: Cell, new_tokens: int | None = None) -> Call:
+        """Run a cell's calls and time them. Everything but the planner stays as it was."""
+        new_tokens = new_tokens or self._new_tokens
+        engine = self.llm.engine
+        planners: dict[str, tuple[Planner, str]] = {
+            SCHEDULED: (self._scheduled, self._scheduled_name),
+            THRESHOLD: (Threshold(0.5), "threshold"),
+        }
+        engine.use_planner(*planners.get(cell.policy, (VerifyAll(), "verify_all")))
+        params = replace(
+            self._params,
+            max_tokens=new_tokens,
+            logprobs=cell.logprobs or None,
+            speculate=cell.policy != NO_DRAFT,
+        )
+        calls = batches(self._prompts, cell.concurrency)
+        before, tokens = engine.snapshot(), 0
+        began = time.perf_counter()
+        for rows in calls:
+            answers = self.llm.generate(rows, params)
+            tokens += sum(len(choice.token_ids) for choices in answers for choice in choices)
+        seconds, after = time.perf_counter() - began, engine.snapshot()
+        expected = len(calls) * cell.concurrency * new_tokens
+        if tokens != expected:
+            raise RuntimeError(f"{tokens} tokens came instead of {expected}")
+        return Call(
+            seconds=seconds,
+            tokens=tokens,
+            steps=after.num_engine_steps - before.num_engine_steps,
+            block_steps=after.num_verify_steps - before.num_verify_steps,
+            drafts=after.num_draft_tokens - before.num_draft_tokens,
+            emitted=after.num_emitted_tokens - before.num_emitted_tokens,
+        )
+
+
+def seconds_alive() -> float:
+    """Seconds since this process was started, imports included; NaN where the system hides it."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, IndexError, ValueError):
+        return float("nan")
+    return uptime - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def machine(device: str) -> dict[str, object]:
+    """What a figure was measured on, besides what every benchmark notes."""
+    if device == "cpu":
+        return {"device": device}
+    return {"device": device, "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
