@@ -1,4 +1,9 @@
-"""Linear maps with frozen weights, packed once for the kernel that runs them."""
+"""Linear maps with frozen weights, packed once for the kernel that runs them.
+
+Beside them the maps of a decoder layer with what stands round them, so that a GPU can take it
+along: the norm before, the gate or the residual sum after. The residual stream is a pair there:
+x [N, D], and an update [N, D] that is still to be added to it, or None.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from emberline.ops.gated import Activation, gated
+from emberline.ops.norm import add_rms_norm
 
 _GRANULE = 8  # rows; fewer are never faster
 _PACK_ROWS = 16  # hint to the packer; measured: the layout it picks does not depend on it
@@ -42,6 +50,52 @@ class Linear:
             x = F.pad(x, (0, 0, 0, rows - count))
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return y[:count]
+
+
+def linear(x: Tensor, weights: Linear) -> Tensor:
+    """[N, in] to [N, out]."""
+    return weights(x)
+
+
+def norm_linear(
+    x: Tensor, update: Tensor | None, norm: Tensor, eps: float, weights: Linear
+) -> tuple[Tensor, Tensor]:
+    """The residual stream after an update, and a linear map of its norm.
+
+    Args:
+        x, update: the residual stream, [N, D].
+        norm: [D], weights of the RMS norm.
+        eps: of the norm.
+        weights: D -> O.
+
+    Returns:
+        x + update [N, D], rounded to its dtype (`x` itself without an update), and [N, O].
+    """
+    x, normed = add_rms_norm(x, update, norm, eps)
+    return x, weights(normed)
+
+
+def norm_gated(
+    x: Tensor,
+    update: Tensor | None,
+    norm: Tensor,
+    eps: float,
+    weights: Linear,
+    activation: Activation = "silu",
+) -> tuple[Tensor, Tensor]:
+    """`norm_linear` to [N, 2 I], a gate, then what it gates, and `gated` of that: [N, I]."""
+    x, gate_up = norm_linear(x, update, norm, eps, weights)
+    return x, gated(gate_up, activation)
+
+
+def linear_add(y: Tensor, weights: Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Update the residual stream by a linear map of `y` [N, in].
+
+    Returns:
+        The stream: `x` and the update, or their sum and None. Either way the update is rounded to
+        its dtype before the sum is.
+    """
+    return x, weights(y)
 
 
 def _granted(count: int) -> int:

@@ -12,7 +12,6 @@ either way. Rows run in tiles of one size. Blocks that a row does not see change
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import triton
 from torch import Tensor
 
 from emberline.ops.paged_attention import PagedContext
+from emberline.ops.triton.gpu import processors
 from emberline.ops.triton.paged_kernels import attend_span, merge_spans
 
 CHUNK = 256  # positions summed by themselves in fixed order
@@ -61,9 +61,7 @@ class _Grid:
         if wide:
             rows = WIDE_ROWS
         tiles = triton.cdiv(packed, rows)
-        wanted = triton.cdiv(
-            PROGRAMS_PER_PROCESSOR * _processors(q.device), reqs * tiles * kv_heads
-        )
+        wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * processors(q.device), reqs * tiles * kv_heads)
         most = min(MOST_SPANS, triton.cdiv(most_keys + block_len, LEAST_SPAN))
         return cls(rows, tiles, max(1, min(wanted, most)), 0)
 
@@ -174,11 +172,3 @@ def _keys(lanes: int, dtype: torch.dtype) -> int:
 def _lanes(width: int) -> int:
     """Of a tile that holds a head: tensor cores take powers of two from 16 on."""
     return max(16, int(triton.next_power_of_2(width)))
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU (those of an H200 where there is none)."""
-    if device.type != "cuda":
-        return 132
-    return torch.cuda.get_device_properties(device).multi_processor_count
