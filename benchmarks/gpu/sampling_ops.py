@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from emberline.batch import DrawKeys, Purpose
-from emberline.drafters.dspark import ConfidenceHead
+from emberline.drafters.markov import ConfidenceHead
 from emberline.layout import Scored, TokenLayout
 from emberline.ops.triton.draws import draw
 from emberline.ops.triton.plan import allocate, fill_batch, lay_out, sound_lens

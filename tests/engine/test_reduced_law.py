@@ -12,7 +12,7 @@ from torch import Tensor
 
 from emberline.batch import CommittedTokens, KVSpec
 from emberline.drafters import DFlashDrafter, Drafter, DSparkDrafter
-from emberline.drafters.dspark import BiasTable, VanillaHead
+from emberline.drafters.markov import BiasTable, VanillaHead
 from emberline.drafters.tables import scatter
 from emberline.types import SamplingParams
 from emberline.verify.planner import VerifyAll

@@ -19,6 +19,7 @@ from transformers import Qwen3ForCausalLM
 from emberline.batch import CommittedTokens, DraftContext, DraftProposal, KVSpec
 from emberline.drafters import Drafter
 from emberline.drafters.checkpoint import load_drafter, read_draft_config
+from emberline.ops.kernels import Kernels, plain_kernels
 from emberline.sampling.keys import KeyedDraws
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -32,6 +33,7 @@ class TransformersTarget:
     """Just enough of the target protocol to load a draft, on the reference modelling code."""
 
     min_rows = 8
+    max_model_len = MAX_LEN
 
     def __init__(self, folder: Path) -> None:
         self.model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -157,7 +159,9 @@ def commit(
     observe(drafter, run, page_table, start - 1, start + accepted)
 
 
-def speculate(kind: str, target: TransformersTarget, together: bool) -> tuple[list[Run], Any]:
+def speculate(
+    kind: str, target: TransformersTarget, together: bool, kernels: Kernels | None
+) -> tuple[list[Run], Any]:
     folder = GOLDEN / kind
     trace = json.loads((folder / "trace.json").read_text())["traces"]
     taps = read_draft_config(folder).taps
@@ -177,6 +181,7 @@ def speculate(kind: str, target: TransformersTarget, together: bool) -> tuple[li
         num_pages=num_pages,
         page_size=PAGE_SIZE,
         num_draft_tokens=None,
+        kernels=kernels,
     )
     shuffled = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(0)) + 1
     page_table = shuffled.view(len(runs), PAGES_PER_REQ)
@@ -191,11 +196,17 @@ def speculate(kind: str, target: TransformersTarget, together: bool) -> tuple[li
     return runs, trace
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "batched"])
+@pytest.mark.parametrize(
+    ("together", "kernels"),
+    [(False, None), (True, None), (True, plain_kernels())],
+    ids=["alone", "batched", "kernels"],
+)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_run_is_the_recorded_one(kind: str, together: bool, target: TransformersTarget) -> None:
-    runs, trace = speculate(kind, target, together)
+def test_run_is_the_recorded_one(
+    kind: str, together: bool, kernels: Kernels | None, target: TransformersTarget
+) -> None:
+    runs, trace = speculate(kind, target, together, kernels)
     tensors = load_file(GOLDEN / kind / "trace.safetensors")
     assert len(runs) == 5
     for run, recorded in zip(runs, trace, strict=True):

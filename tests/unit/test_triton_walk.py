@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from emberline.batch import DrawKeys, DrawnBlock
-from emberline.drafters.dspark import BiasTable, ConfidenceHead, VanillaHead
+from emberline.drafters.markov import BiasTable, ConfidenceHead, VanillaHead
 from emberline.ops.triton.walk import markov_walk
 from emberline.sampling.keys import KeyedDraws, block_purposes
 from emberline.sampling.keys import draw as plain_draw
@@ -53,7 +53,7 @@ class World:
         previous = self.anchors
         for slot in range(self.base.shape[1]):
             latent = head.embed(previous)
-            bias, _ = head.step(self.hidden[:, slot], latent, None)
+            bias = head.w2(latent)
             keys = replace(self.keys, positions=self.keys.positions + slot + 1)
             logits = self.base[:, slot].float() + bias
             previous, row = plain_draw(logits, self.temperatures, keys, KeyedDraws())

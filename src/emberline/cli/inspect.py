@@ -11,7 +11,7 @@ from emberline.cli.settings import fail, one_line_errors
 from emberline.config import DtypeName, SlotRule, TargetBackend
 
 if TYPE_CHECKING:
-    from emberline.drafters.block import DraftConfig
+    from emberline.drafters.block_config import DraftConfig
     from emberline.drafters.dialects import DraftCheckpoint
     from emberline.drafters.eagle3_backbone import Eagle3Config
     from emberline.engine.probe import Probed
@@ -83,7 +83,7 @@ def _show(checkpoint: DraftCheckpoint, config: DraftConfig | Eagle3Config, folde
 def _facts(
     checkpoint: DraftCheckpoint, config: DraftConfig | Eagle3Config, folder: Path
 ) -> list[tuple[str, str]]:
-    from emberline.drafters.block import DraftConfig
+    from emberline.drafters.block_config import DraftConfig
 
     block = config if isinstance(config, DraftConfig) else None
     made_for = f", of {config.num_target_layers}" if config.num_target_layers else ""

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from emberline.batch import CommittedTokens, DraftContext, DraftProposal, KVSpec
+from torch import Tensor
+
+from emberline.batch import (
+    BlockContext,
+    CommittedTokens,
+    DraftContext,
+    DraftProposal,
+    DrawnBlock,
+    KVSpec,
+)
 from emberline.cache.kv_pool import KVPool
 
 
@@ -46,4 +55,25 @@ class KeepsKV(Protocol):
     @property
     def kv_pools(self) -> tuple[KVPool, ...]:
         """Where the KV of `kv_spec` is kept."""
+        ...
+
+
+@runtime_checkable
+class Capturable(Protocol):
+    """A drafter that a graph can capture: with Triton's kernels nothing in it waits for the host.
+
+    Both take buckets: what they make of requests and tokens that do not live is anything, and their
+    keys and values go where `page_table` and `slot_mapping` say, which is page 0.
+    """
+
+    def propose_block(self, context: BlockContext) -> DrawnBlock:
+        """`Drafter.propose`, of `context.num_drafts` drafts a request."""
+        ...
+
+    def follow(self, taps: Tensor, positions: Tensor, slot_mapping: Tensor) -> None:
+        """`Drafter.observe` of [T, A] taps of tokens at [T] positions, to be written at [T] slots.
+
+        Tokens that turn out not to be committed may be among them, as long as their slots are
+        written again before anything reads them.
+        """
         ...

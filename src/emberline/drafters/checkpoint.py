@@ -14,19 +14,22 @@ import torch
 
 from emberline.config import SlotRule
 from emberline.drafters.base import Drafter
-from emberline.drafters.block import BlockBackbone, DraftConfig
+from emberline.drafters.block import BlockBackbone
+from emberline.drafters.block_config import DraftConfig
 from emberline.drafters.dflash import DFlashDrafter
 from emberline.drafters.dialects import DraftCheckpoint, read_checkpoint
 from emberline.drafters.dialects.canonical import UNUSED, W1, W2
-from emberline.drafters.dspark import DSparkDrafter, load_confidence_head, load_markov_head
+from emberline.drafters.dspark import DSparkDrafter
 from emberline.drafters.eagle3_backbone import Eagle3Config
 from emberline.drafters.eagle3_checkpoint import load_eagle3
 from emberline.drafters.geometry import read_geometry
+from emberline.drafters.markov import load_confidence_head, load_markov_head
 from emberline.drafters.pairing import check_taps, check_vocabulary
 from emberline.drafters.standalone import StandaloneConfig, is_language_model, load_standalone
 from emberline.drafters.tables import load_embed, load_head
 from emberline.models.target import Target
 from emberline.models.weights import ModelError, Weights, read_json
+from emberline.ops.kernels import Kernels
 
 
 def read_draft_config(
@@ -59,13 +62,14 @@ def load_drafter(
     num_draft_tokens: int | None = None,
     confidence_temperatures: Sequence[float] | None = None,
     slot_rule: SlotRule | None = None,
+    kernels: Kernels | None = None,
 ) -> Drafter:
     """The drafter in `path`, drafting for `target`, with KV for `num_pages` pages.
 
     Embedding and head are the target's unless the checkpoint brings different ones.
     `confidence_temperatures` calibrate its confidences, one for each draft of the checkpoint's
     block however many are drawn; None leaves them as they were trained. `slot_rule` as in
-    `read_draft_config`.
+    `read_draft_config`. With `kernels` a block draft is `Capturable`; None runs the CPU's own path.
 
     Raises:
         ModelError: the checkpoint is not understood whole, or was made for another target, or the
@@ -83,6 +87,7 @@ def load_drafter(
             num_pages=num_pages,
             page_size=page_size,
             num_draft_tokens=num_draft_tokens,
+            kernels=kernels,
         )
     depth = None if target.kv_spec is None else target.kv_spec.num_layers
     checkpoint = read_checkpoint(path, slot_rule, depth)
@@ -96,6 +101,7 @@ def load_drafter(
         page_size=page_size,
         num_draft_tokens=num_draft_tokens,
         confidence_temperatures=confidence_temperatures,
+        kernels=kernels,
     )
 
 
@@ -110,6 +116,7 @@ def make_drafter(
     page_size: int,
     num_draft_tokens: int | None = None,
     confidence_temperatures: Sequence[float] | None = None,
+    kernels: Kernels | None = None,
 ) -> Drafter:
     """The drafter of a checkpoint under a geometry: its own, or a variation of it.
 
@@ -144,6 +151,8 @@ def make_drafter(
             num_pages=num_pages,
             page_size=page_size,
             min_rows=target.min_rows,
+            max_model_len=target.max_model_len,
+            kernels=kernels,
         )
         drafter = _block_drafter(
             backbone, weights, target, device, num_draft_tokens, confidence_temperatures
@@ -186,13 +195,16 @@ def _block_drafter(
     confidence_temperatures: Sequence[float] | None,
 ) -> Drafter:
     config, dtype, hidden_size = backbone.config, backbone.dtype, backbone.config.hidden_size
-    head = load_head(weights, target, hidden_size, dtype, device, config.logit_softcap)
+    plain = backbone.kernels is None
+    head = load_head(weights, target, hidden_size, dtype, device, config.logit_softcap, widen=plain)
     temperatures = (1.0,) * config.max_draft_tokens
     if confidence_temperatures is not None:
         temperatures = _temperatures(weights.source, config, confidence_temperatures)
     if not config.markov_rank:
         return DFlashDrafter(backbone, head, num_draft_tokens)
-    markov = load_markov_head(weights, target.vocab_size, hidden_size, dtype, device)
+    markov = load_markov_head(
+        weights, target.vocab_size, hidden_size, dtype, device, whole=not plain
+    )
     confidence = None
     if config.has_confidence:
         confidence = load_confidence_head(

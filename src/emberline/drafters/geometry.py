@@ -7,11 +7,11 @@ other dialects keep the same facts, nor any tensor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from transformers import Qwen3Config
 
-from emberline.drafters.block import ACTIVATIONS, BlockStyle, DraftConfig
+from emberline.drafters.block_config import BlockStyle, DraftConfig
 from emberline.drafters.dialects import DraftCheckpoint
 from emberline.drafters.dialects.flat import GEMMA4
 from emberline.drafters.eagle3_backbone import Eagle3Config
@@ -19,6 +19,7 @@ from emberline.drafters.eagle3_checkpoint import EAGLE3_CLASSES, parse_eagle3
 from emberline.drafters.pairing import read_taps
 from emberline.models.rotary import RopeTable, rope_from_config
 from emberline.models.weights import ModelError
+from emberline.ops.gated import ACTIVATIONS, Activation
 
 ROPE_FIELDS = (
     "hidden_size",
@@ -131,11 +132,11 @@ def _refuse_capped_head(checkpoint: DraftCheckpoint) -> None:
         )
 
 
-def _activation(raw: Mapping[str, Any], field: str) -> str:
+def _activation(raw: Mapping[str, Any], field: str) -> Activation:
     name = str(raw.get(field, "silu"))
     if name not in ACTIVATIONS:
         raise ValueError(f"{field} {name!r} is not supported, only {' and '.join(ACTIVATIONS)}")
-    return name
+    return cast(Activation, name)
 
 
 def _gemma4(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from emberline.layout import TokenLayout, Tokens
 from emberline.models.load import load_target
 from emberline.models.target import Target
 from emberline.models.weights import ModelError
+from emberline.ops.kernels import Kernels
 from emberline.sampling.keys import draw
 
 DEFAULT_DRAFTS = 4
@@ -186,6 +187,7 @@ def load_standalone(
     num_pages: int,
     page_size: int,
     num_draft_tokens: int | None = None,
+    kernels: Kernels | None = None,
 ) -> StandaloneDrafter:
     """The model in `folder` as drafter for `target`, with KV for `num_pages` pages.
 
@@ -193,7 +195,12 @@ def load_standalone(
         ModelError: it is not a model that can run here, or its vocabulary is not the target's.
     """
     model = load_target(
-        folder, dtype=dtype, device=device, num_pages=num_pages, page_size=page_size
+        folder,
+        dtype=dtype,
+        device=device,
+        num_pages=num_pages,
+        page_size=page_size,
+        kernels=kernels,
     )
     if model.vocab_size != target.vocab_size:
         raise ModelError(

@@ -16,7 +16,7 @@ from emberline.models.target import Target
 from emberline.models.weights import ModelError, Weights
 
 EmbedFn = Callable[[Tensor], Tensor]  # [...] int64 -> [..., D]
-HeadFn = Callable[[Tensor], Tensor]  # [N, D] -> [N, V] float32, or as wide as the draft computes
+HeadFn = Callable[[Tensor], Tensor]  # [N, D] -> [N, V]; float32 or float64 without kernels
 
 HEAD_COLUMNS = 64
 EMBED_ROWS = 16_384
@@ -66,12 +66,15 @@ def load_head(
     dtype: torch.dtype,
     device: str,
     softcap: float | None = None,
+    *,
+    widen: bool = True,
 ) -> HeadFn:
     """The target's head, or the checkpoint's `lm_head` where that is another one.
 
     A head over fewer ids comes with `d2t` (target id = draft id + d2t): ids that it does not know
     get minus infinity, so that q is what is really drawn from. `softcap` bounds the logits of the
     checkpoint's head: tanh(logits / softcap) * softcap; a target's head has its own cap in it.
+    `widen` makes its logits float32; kernels read them as they are.
 
     Raises:
         ModelError: it does not fit, or there is none and the target's has another width.
@@ -94,7 +97,9 @@ def load_head(
         return target.head
 
     def head(hidden: Tensor) -> Tensor:
-        logits = _capped(F.linear(hidden, own).float(), softcap)
+        logits = F.linear(hidden, own)
+        if widen or softcap is not None:
+            logits = _capped(logits.float(), softcap)
         return logits if ids is None else scatter(logits, ids, vocab, -torch.inf)
 
     return head

@@ -19,7 +19,7 @@ from torch import Tensor
 from emberline.batch import CommittedTokens, DraftContext, ForwardBatch, Purpose
 from emberline.config import SlotRule
 from emberline.drafters.base import Drafter
-from emberline.drafters.block import DraftConfig
+from emberline.drafters.block_config import DraftConfig
 from emberline.drafters.checkpoint import make_drafter
 from emberline.drafters.dialects import DraftCheckpoint
 from emberline.drafters.eagle3_backbone import Eagle3Config

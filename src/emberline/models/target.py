@@ -55,5 +55,8 @@ class Target(Protocol):
         ...
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits of normed hidden states, shared with the drafter. [N, D] -> [N, V] float32."""
+        """Logits of normed hidden states, shared with the drafter. [N, D] -> [N, V].
+
+        Like `TargetOutput.logits` in float32, or with kernels in the model's own dtype.
+        """
         ...

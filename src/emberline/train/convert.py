@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from emberline.drafters.block import DraftConfig as BlockGeometry
+from emberline.drafters.block_config import DraftConfig as BlockGeometry
 from emberline.drafters.dialects import DraftCheckpoint, flat, read_checkpoint, speculators
 from emberline.drafters.dialects.canonical import SHARED
 from emberline.drafters.dialects.gguf_write import write_gguf

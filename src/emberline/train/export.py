@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from emberline.drafters.block import DraftConfig as BlockGeometry
+from emberline.drafters.block_config import DraftConfig as BlockGeometry
 from emberline.drafters.dialects import DraftCheckpoint, flat
 from emberline.drafters.dialects.canonical import SHARED
 from emberline.drafters.eagle3_backbone import Eagle3Config

@@ -100,7 +100,7 @@ def read_windows(
         logits: [Q, V].
         num_reqs: B.
         width: W.
-        windows: [B] int64 first row and [B] int64 length of each; None: one row each, in order.
+        windows: [B] int64 first row and [B] int64 length of each; None: W rows each, in order.
         temperatures: [B] float32, 0 = the most likely id.
         keys: [B], of entry 0; the position of entry i is i more. Noise enters where the purpose is
             `TARGET`.
@@ -177,38 +177,44 @@ def settle_row(
 def _settle(
     logits, best, peaks, masses, positions, seeds, temperatures, purposes, ids, normalisers,
     stride, size, num_chunks,
-    CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    WIDTH: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One row a program."""
+    """One row a program: entry `row % WIDTH` of a request."""
     row = tl.program_id(0).to(tl.int64)
+    req = row // WIDTH
     states = row * num_chunks
     chosen, peak, mass = settle_row(
         logits + row * stride, best + states, peaks + states, masses + states,
-        tl.load(temperatures + row), tl.load(seeds + row), tl.load(positions + row),
-        tl.load(purposes + row), size, num_chunks, CHUNKS, CHUNK,
+        tl.load(temperatures + req), tl.load(seeds + req),
+        tl.load(positions + req) + row % WIDTH, tl.load(purposes + req), size, num_chunks,
+        CHUNKS, CHUNK,
     )  # fmt: skip
     tl.store(ids + row, chosen)
     tl.store(normalisers + row * 2, peak)
     tl.store(normalisers + row * 2 + 1, mass)
 
 
-def draw(logits: Tensor, temperatures: Tensor, keys: DrawKeys) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, temperatures: Tensor, keys: DrawKeys, width: int = 1
+) -> tuple[Tensor, Tensor]:
     """`sampling.keys.draw` with `KeyedDraws`, without the copy of the divided logits.
 
     Args:
-        logits: [B, V] float32, bfloat16 or float16, rows of contiguous columns.
+        logits: [B * W, V] float32, bfloat16 or float16, rows of contiguous columns.
         temperatures: [B] float32; 0 = greedy.
-        keys: [B] names of the draws.
+        keys: [B] names of the draws of entry 0; the position of entry i is i more.
+        width: W, consecutive rows that each of them names.
 
     Returns:
-        ids [B] int64, and normalisers [B, 2] float32: the largest of a row's logits / temperature,
-        and the sum of exp(they - it). With them acceptance needs no second reading of q.
+        ids [B * W] int64, and normalisers [B * W, 2] float32: the largest of a row's logits /
+        temperature, and the sum of exp(they - it). With them acceptance needs no second reading
+        of q.
 
     Raises:
         ValueError: the logits are float64, or their columns do not follow each other.
     """
     num_rows, size = logits.shape
-    states = read_windows(logits, num_rows, 1, None, temperatures, keys)
+    states = read_windows(logits, num_rows // width, width, None, temperatures, keys)
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     normalisers = torch.empty(num_rows, 2, device=logits.device)
     num_chunks = states.best.shape[1]
@@ -217,6 +223,6 @@ def draw(logits: Tensor, temperatures: Tensor, keys: DrawKeys) -> tuple[Tensor, 
             logits, states.best, states.peaks, states.masses,
             keys.positions, keys.seeds, temperatures, keys.purposes, ids, normalisers,
             logits.stride(0), size, num_chunks,
-            CHUNKS=triton.next_power_of_2(num_chunks), CHUNK=CHUNK,
+            WIDTH=width, CHUNKS=triton.next_power_of_2(num_chunks), CHUNK=CHUNK,
         )  # fmt: skip
     return ids, normalisers
