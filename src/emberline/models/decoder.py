@@ -98,7 +98,7 @@ class Decoder:
         for tap in taps:
             if not -1 <= tap < config.num_layers:
                 raise ModelError(f"tap {tap} is not a layer: -1 .. {config.num_layers - 1}")
-        taken = DecoderWeights.take(config, weights, dtype, device)
+        taken = DecoderWeights.take(config, weights, dtype, device, pack=kernels is None)
         return cls(
             config,
             taken,
@@ -156,7 +156,7 @@ class Decoder:
         With kernels in the model's own dtype: who reads them there widens what it reads.
         """
         if self._fast is not None:
-            return self._weights.head(hidden)
+            return self._fast.kernels.linear(hidden, self._weights.head)
         count = hidden.shape[0]
         if count < MIN_ROWS:
             padded = hidden.new_zeros(MIN_ROWS, hidden.shape[1])

@@ -1,8 +1,8 @@
 """The fused decoder's layers where nothing may wait for the host: what a captured step runs.
 
 Reads host integers and device tensors of a batch only, so no shape and no launch depends on a
-value. A residual sum is taken by the norm that comes next, so a layer's raw output is there once
-the next layer has begun. Must not know how a batch came about.
+value. A residual sum may be left to the norm that comes next, so a layer's raw output is there
+once the next layer has begun. Must not know how a batch came about.
 """
 
 from __future__ import annotations
@@ -80,24 +80,28 @@ class DecoderKernels:
             batch.seq_lens, batch.page_table, pool.page_size, kernels.fixed_order
         )
         cos, signed_sin = self.rope.at(batch.positions)
-        x, update = layout.pack(embedded, self.fill), None
+        x: Tensor = layout.pack(embedded, self.fill)
+        update: Tensor | None = None
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.weights.layers):
-            x, normed = kernels.add_rms_norm(x, update, layer.input_norm, eps)
+            x, qkv = kernels.norm_linear(x, update, layer.input_norm, eps, layer.qkv)
             if index - 1 in taps:
                 tapped[index - 1] = x
             keys, values = pool.keys[index], pool.values[index]
             q = kernels.place_qkv(
-                layout.unpack(Rows(layer.qkv(normed))),
+                layout.unpack(Rows(qkv)),
                 cos, signed_sin, keys, values, batch.slot_mapping, norm=layer.qk_norm, eps=eps,
             )  # fmt: skip
             mixed = kernels.paged_attention(
                 q, keys, values, context, layout.query_start_loc, layout.max_query_len,
                 scale=self.config.head_dim**-0.5, sliding_window=layer.sliding_window,
             )  # fmt: skip
-            mixed = layer.out(layout.pack(Tokens(mixed), self.fill))
-            x, normed = kernels.add_rms_norm(x, mixed, layer.post_norm, eps)
-            update = layer.down(kernels.gated(layer.gate_up(normed), self.activation))
+            mixed = layout.pack(Tokens(mixed), self.fill)
+            x, update = kernels.linear_add(mixed, layer.out, x)
+            x, wide = kernels.norm_gated(
+                x, update, layer.post_norm, eps, layer.gate_up, self.activation
+            )
+            x, update = kernels.linear_add(wide, layer.down, x)
         x, normed = kernels.add_rms_norm(x, update, self.weights.norm, eps)
         tapped[self.config.num_layers - 1] = x
         outputs: list[Tensor] = [layout.unpack(Rows(tapped[tap])) for tap in taps]

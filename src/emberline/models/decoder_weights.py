@@ -5,6 +5,7 @@ Owns the names and the merging. Must not know pages, layouts or how anything is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,18 +41,25 @@ class DecoderWeights:
 
     @classmethod
     def take(
-        cls, config: DecoderConfig, weights: Weights, dtype: torch.dtype, device: str
+        cls, config: DecoderConfig, weights: Weights, dtype: torch.dtype, device: str, pack: bool
     ) -> DecoderWeights:
         """Take a model's tensors out of its checkpoint's.
+
+        Args:
+            config: of the checkpoint.
+            weights: its tensors.
+            dtype: what they become.
+            device: where they go.
+            pack: bring matrices into the order of the CPU's library, which kernels cannot read.
 
         Raises:
             ModelError: one is missing, misshapen or left over.
         """
-        loader = _Loader(config, weights, dtype, device)
+        loader = _Loader(config, weights, dtype, device, Linear.pack if pack else Linear)
         embedding = loader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         layers = tuple(loader.layer(i) for i in range(config.num_layers))
         norm = loader.take("model.norm.weight", config.hidden_size)
-        head = Linear.pack(loader.head(embedding))
+        head = loader.make(loader.head(embedding), None)
         weights.finish(allow=("*rotary_emb.inv_freq",))
         return cls(embedding, layers, norm, head)
 
@@ -60,8 +68,14 @@ class _Loader:
     """Checkpoint names of one model, cast tensor by tensor."""
 
     def __init__(
-        self, config: DecoderConfig, weights: Weights, dtype: torch.dtype, device: str
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: str,
+        make: Callable[[Tensor, Tensor | None], Linear],
     ) -> None:
+        self.make = make
         self._config = config
         self._weights = weights
         self._dtype = dtype
@@ -74,8 +88,8 @@ class _Loader:
         """One matrix of several projections that read the same input."""
         weight = torch.cat([self.take(f"{prefix}{p}.weight", n, width) for p, n in parts.items()])
         if not bias:
-            return Linear.pack(weight)
-        return Linear.pack(
+            return self.make(weight, None)
+        return self.make(
             weight, torch.cat([self.take(f"{prefix}{p}.bias", n) for p, n in parts.items()])
         )
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from emberline.batch import DrawnBlock
-from emberline.ops import gated, norm, paged_attention, place_qkv
+from emberline.ops import gated, linear, norm, paged_attention, place_qkv
 from emberline.ops.gated import Activation
+from emberline.ops.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,12 @@ class Kernels:
 
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
     gated: Callable[[Tensor, Activation], Tensor]
+    linear: Callable[[Tensor, Linear], Tensor]
+    norm_linear: Callable[[Tensor, Tensor | None, Tensor, float, Linear], tuple[Tensor, Tensor]]
+    norm_gated: Callable[
+        [Tensor, Tensor | None, Tensor, float, Linear, Activation], tuple[Tensor, Tensor]
+    ]
+    linear_add: Callable[[Tensor, Linear, Tensor], tuple[Tensor, Tensor | None]]
     place_qkv: Callable[..., Tensor]
     place_context: Callable[..., None]
     paged_attention: Callable[..., Tensor]
@@ -41,6 +49,10 @@ def plain_kernels(*, fixed_order: bool = False) -> Kernels:
     return Kernels(
         add_rms_norm=norm.add_rms_norm,
         gated=gated.gated,
+        linear=linear.linear,
+        norm_linear=linear.norm_linear,
+        norm_gated=linear.norm_gated,
+        linear_add=linear.linear_add,
         place_qkv=place_qkv.place_qkv,
         place_context=place_qkv.place_context,
         paged_attention=paged_attention.paged_attention,
@@ -53,11 +65,15 @@ def plain_kernels(*, fixed_order: bool = False) -> Kernels:
 
 def triton_kernels(*, fixed_order: bool = False) -> Kernels:
     """Triton's kernels. With them a step can be captured in a CUDA graph."""
-    from emberline.ops.triton import draws, gated, norm, paged_attention, place_qkv, walk
+    from emberline.ops.triton import draws, gated, linear, norm, paged_attention, place_qkv, walk
 
     return Kernels(
         add_rms_norm=norm.add_rms_norm,
         gated=gated.gated,
+        linear=partial(linear.linear, fixed_order=fixed_order),
+        norm_linear=partial(linear.norm_linear, fixed_order=fixed_order),
+        norm_gated=partial(linear.norm_gated, fixed_order=fixed_order),
+        linear_add=partial(linear.linear_add, fixed_order=fixed_order),
         place_qkv=place_qkv.place_qkv,
         place_context=place_qkv.place_context,
         paged_attention=paged_attention.paged_attention,
