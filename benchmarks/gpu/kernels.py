@@ -16,11 +16,12 @@ from dataclasses import asdict
 
 import torch
 
-from gpu import model_ops, sampling_ops
+from gpu import linear_ops, model_ops, sampling_ops
 from gpu.timing import Case, Timing, copy_bandwidth, launch_seconds, measure, multiply_rate
 from record import write
 
 SUITES: dict[str, Callable[[torch.dtype, str], Iterable[Case]]] = {
+    "linear": linear_ops.cases,
     "model": model_ops.cases,
     "sampling": sampling_ops.cases,
 }

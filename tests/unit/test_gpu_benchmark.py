@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu import model_ops, timing
+from gpu import linear_ops, model_ops, timing
 from support.triton_kernels import DEVICE
 
 SMALL = model_ops.Sizes(
@@ -30,6 +30,25 @@ def test_cases_compute_the_same_as_their_plain_forms() -> None:
         torch.testing.assert_close(case.run(last), case.plain(last), rtol=1e-4, atol=1e-5)
         assert case.num_bytes > 0
     assert len(seen) == 6
+
+
+def test_linear_maps_compute_the_same_as_their_plain_forms() -> None:
+    torch.manual_seed(0)
+    seen = []
+    sizes = linear_ops.Sizes(tuple((shape, 40) for shape in SMALL.shapes), few=(3,), fixed=(3,))
+    for case in linear_ops.cases(torch.float32, "", sizes, DEVICE):
+        seen.append(case.op)
+        last = case.copies - 1
+        torch.testing.assert_close(case.run(last), case.plain(last), rtol=1e-4, atol=1e-5)
+        assert case.num_bytes > 0
+    assert sorted(set(seen)) == [
+        "linear",
+        "linear_add",
+        "linear_fixed",
+        "norm_gated",
+        "norm_linear",
+    ]
+    assert len(seen) == 5 + 4
 
 
 def test_only_the_ops_that_were_asked_for() -> None:

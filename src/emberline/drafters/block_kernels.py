@@ -17,6 +17,7 @@ from emberline.drafters.block_weights import BlockWeights
 from emberline.drafters.tables import EmbedFn
 from emberline.models.rotary import RopeFactors
 from emberline.ops.kernels import Kernels
+from emberline.ops.linear import Linear
 from emberline.ops.paged_attention import PagedContext
 
 
@@ -65,12 +66,10 @@ class BlockKernels:
         """Write the context of [T] tokens at their slots: see `BlockBackbone.observe`."""
         config, context, kernels = self.config, self.weights.context, self.kernels
         eps = config.rms_norm_eps
-        joined = context.fc(taps.to(self.weights.norm.dtype))
-        _, entries = kernels.add_rms_norm(joined, None, context.norm, eps)
+        joined = kernels.linear(taps.to(self.weights.norm.dtype), context.fc)
+        _, kv = kernels.norm_linear(joined, None, context.norm, eps, context.kv)
         kernels.place_context(
-            context.kv(entries).view(
-                len(taps), config.num_layers, 2 * config.num_kv_heads, config.head_dim
-            ),
+            kv.view(len(taps), config.num_layers, 2 * config.num_kv_heads, config.head_dim),
             *self.rope.at(positions),
             self.kv_pool.keys, self.kv_pool.values, slot_mapping,
             norm=self.context_norm, eps=eps,
@@ -89,24 +88,28 @@ class BlockKernels:
         scale = config.style.attention_scale or config.head_dim**-0.5
         update: Tensor | None = None
         for index, layer in enumerate(weights.layers):
-            x, normed = kernels.add_rms_norm(x, update, layer.input_norm, eps)
+            x, qkv = kernels.norm_linear(x, update, layer.input_norm, eps, layer.qkv)
             q = kernels.place_qkv(
-                layer.qkv(normed), cos, signed_sin, *block, None,
-                norm=self.head_norms[index], eps=eps,
-            )  # fmt: skip
+                qkv, cos, signed_sin, *block, None, norm=self.head_norms[index], eps=eps
+            )
             keys, values = self.kv_pool.keys[index], self.kv_pool.values[index]
             mixed = kernels.block_attention(q, *block, keys, values, context, scale=scale)
-            mixed = self._added(layer.out(mixed), layer.after_attention)
-            x, normed = kernels.add_rms_norm(x, mixed, layer.mlp_norm, eps)
-            wide = kernels.gated(layer.gate_up(normed), config.style.activation)
-            update = self._added(layer.down(wide), layer.after_mlp)
+            x, update = self._add(mixed, layer.out, layer.after_attention, x)
+            x, wide = kernels.norm_gated(
+                x, update, layer.mlp_norm, eps, layer.gate_up, config.style.activation
+            )
+            x, update = self._add(wide, layer.down, layer.after_mlp, x)
             if layer.scalar is not None:
-                x, update = (x + update) * layer.scalar, None
+                x, update = (x if update is None else x + update) * layer.scalar, None
         _, hidden = kernels.add_rms_norm(x, update, weights.norm, eps)
         first = 0 if config.anchor_predicts else 1
         return hidden.view(reqs, width, -1)[:, first:]
 
-    def _added(self, x: Tensor, norm: Tensor | None) -> Tensor:
+    def _add(
+        self, y: Tensor, linear: Linear, norm: Tensor | None, x: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Update the residual stream by a map of `y`, normalised where the style says so."""
         if norm is None:
-            return x
-        return self.kernels.add_rms_norm(x, None, norm, self.config.rms_norm_eps)[1]
+            return self.kernels.linear_add(y, linear, x)
+        mapped = self.kernels.linear(y, linear)
+        return x, self.kernels.add_rms_norm(mapped, None, norm, self.config.rms_norm_eps)[1]
