@@ -269,8 +269,8 @@ class Engine:
             if i in outcome.broken:
                 for pool in self.parts.kv_pools:
                     pool.clear(self._scheduler.private_pages(state))
-                ending = Ending(FinishReason.ERROR)
-                outputs.append(self._finish(state, ending, error=outcome.broken[i]))
+                failed = Ending(FinishReason.ERROR)
+                outputs.append(self._finish(state, failed, error=outcome.broken[i]))
                 continue
             is_first = state.num_output == 0
             accepted = outcome.num_accepted[i]

@@ -73,6 +73,18 @@ class SamplingBatch:
         )
 
 
+def changes_logits(params: SamplingParams) -> bool:
+    """Whether an option other than the temperature may change a logit in some step."""
+    return bool(
+        params.min_tokens
+        or params.allowed_token_ids is not None
+        or params.bad_words
+        or params.logit_bias
+        or _penalises(params)
+        or (not params.greedy and _truncates(params))
+    )
+
+
 def process(
     logits: Scored,
     layout: TokenLayout,
@@ -182,6 +194,15 @@ def _penalise_(
     window[:, ids] = x
 
 
+def _penalises(params: SamplingParams) -> bool:
+    additive = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+    return additive or params.repetition_penalty != 1.0
+
+
+def _truncates(params: SamplingParams) -> bool:
+    return params.min_p > 0.0 or params.top_k > 0 or params.top_p < 1.0
+
+
 def _request_sampling(
     params: SamplingParams,
     prompt_ids: Sequence[int],
@@ -194,11 +215,8 @@ def _request_sampling(
 
     barred = sorted({*eos_ids, *params.stop_token_ids})
     bars = bool(barred) and len(output_ids) < params.min_tokens
-    repetition = params.repetition_penalty != 1.0
-    penalises = repetition or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
-    tempers = not params.greedy and (
-        params.temperature != 1.0 or params.min_p > 0.0 or params.top_k > 0 or params.top_p < 1.0
-    )
+    repetition, penalises = params.repetition_penalty != 1.0, _penalises(params)
+    tempers = not params.greedy and (params.temperature != 1.0 or _truncates(params))
     limits = params.allowed_token_ids is not None or bool(params.bad_words)
     if not (bars or limits or params.logit_bias or penalises or tempers):
         return None

@@ -1,0 +1,362 @@
+"""One step on the device, from the slots' state to what it emits and the state after it.
+
+The calls of `engine.step.run_step`, for requests whose options need nothing but the target's
+logits: no shape depends on a value and nothing waits for the host, so that a CUDA graph can capture
+it. Which requests take part, and how many drafts are verified at most, the host says in a few
+integers (`Controls`). Must not know requests, pages' owners or graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from emberline.batch import BlockContext, DrawKeys, DrawnBlock, ForwardBatch, Verdict
+from emberline.config import LayoutKind
+from emberline.drafters.base import Capturable
+from emberline.layout import Scored, TokenLayout, Tokens, start_loc
+from emberline.models.target import Target
+from emberline.ops.triton.plan import DeviceLayout, allocate, fill_batch, lay_out, sound_lens
+from emberline.ops.triton.scores import score_tokens
+from emberline.ops.triton.slots import SlotStates, advance_slots, read_slots
+from emberline.ops.triton.verdict import accept
+
+HEAD = 2  # numbers before the parts of `Controls`
+PARTS = 4
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The shape of a step: all that a captured graph is bound to.
+
+    Two kinds: a decode step, every request of which forwards its anchor and drafts, and a chunk
+    step (`chunk` > 0), which forwards prompts and drafts nothing.
+    """
+
+    num_reqs: int  # B
+    num_tokens: int  # T
+    num_pages: int  # M, of the longest request
+    num_drafts: int = 0  # K, drafts drawn of each block
+    chunk: int = 0  # most known tokens of a request; 0: a decode step
+    coins: bool = False  # whether some request goes by rejection, so that q is kept
+    num_top: int | None = None  # alternatives scored for those who ask; None: nobody does
+
+    @property
+    def num_scored(self) -> int:
+        """Q: in a decode step every token has logits, in a chunk step one of each request."""
+        return self.num_reqs if self.chunk else self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What the host says of a step, in one tensor whose parts lie where they lie for any bucket."""
+
+    numbers: Tensor  # [HEAD + 4 * max_reqs + max_tokens] int64
+    max_reqs: int
+
+    @classmethod
+    def allocate(cls, max_reqs: int, max_tokens: int, device: str) -> Controls:
+        """Room for steps of so many requests and known tokens."""
+        size = HEAD + PARTS * max_reqs + max_tokens
+        return cls(torch.zeros(size, dtype=torch.int64, device=device), max_reqs)
+
+    def write(
+        self,
+        *parts: Sequence[int],
+        budget: int = 0,
+        threshold: float = 0.0,
+        known_ids: Sequence[int] = (),
+    ) -> NDArray[np.int64]:
+        """The leading numbers of a step, on the host.
+
+        Args:
+            parts: slots, limits, known_lens and samples, or the first of them.
+            budget: most drafts verified, of all requests together.
+            threshold: least survival of a verified draft.
+            known_ids: known tokens, request-major.
+        """
+        size = HEAD + PARTS * self.max_reqs + len(known_ids)
+        numbers = np.zeros(size, dtype=np.int64)
+        numbers[0] = budget
+        numbers[1] = np.float64(threshold).view(np.int64)
+        for index, part in enumerate(parts):
+            begin = HEAD + index * self.max_reqs
+            numbers[begin : begin + len(part)] = part
+        if known_ids:
+            numbers[-len(known_ids) :] = known_ids
+        return numbers
+
+    @property
+    def budget(self) -> Tensor:
+        """[] int64."""
+        return self.numbers[0]
+
+    @property
+    def threshold(self) -> Tensor:
+        """[] float64."""
+        return self.numbers[1:2].view(torch.float64)[0]
+
+    def slots(self, count: int) -> Tensor:
+        """[B] rows of the slots' state."""
+        return self._part(0, count)
+
+    def limits(self, count: int) -> Tensor:
+        """[B] drafts of each request that there is room for."""
+        return self._part(1, count)
+
+    def known_lens(self, count: int) -> Tensor:
+        """[B] known tokens of each request of a chunk step."""
+        return self._part(2, count)
+
+    def samples(self, count: int) -> Tensor:
+        """[B] 1 where a token is drawn after them."""
+        return self._part(3, count)
+
+    def known_ids(self, count: int) -> Tensor:
+        """[T] known tokens, request-major."""
+        begin = HEAD + PARTS * self.max_reqs
+        return self.numbers[begin : begin + count]
+
+    def _part(self, index: int, count: int) -> Tensor:
+        begin = HEAD + index * self.max_reqs
+        return self.numbers[begin : begin + count]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceParts:
+    """What a step on the device is made of. The same for every step of an engine."""
+
+    target: Target
+    drafter: Capturable | None
+    rows: Tensor  # [S + 1, slots.COLUMNS + M] int64, state by slot
+    controls: Controls
+    page_size: int
+    layout: LayoutKind = "compact"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceResult:
+    """What a step leaves for the host, packed: `unpack` reads it."""
+
+    ints: Tensor  # [any] int64
+    floats: Tensor  # [any] float32
+
+
+@torch.inference_mode()
+def run_device_step(parts: DeviceParts, bucket: Bucket) -> DeviceResult:
+    """Run one step. Reads and writes `parts.rows` and the KV; waits for nothing."""
+    count = bucket.num_reqs
+    controls, slots = parts.controls, parts.controls.slots(count)
+    states = read_slots(
+        parts.rows,
+        slots,
+        controls.limits(count),
+        num_pages=bucket.num_pages,
+        num_drafts=bucket.num_drafts,
+    )
+    block = _draw(parts, bucket, states)
+    num_drafted = _num_drafted(states, block)
+    admitted = _admit(parts, num_drafted, block)
+    if bucket.chunk:
+        known_lens, windows = controls.known_lens(count), controls.samples(count)
+        known_ids, known_start_loc = controls.known_ids(bucket.num_tokens), start_loc(known_lens)
+        query_lens = known_lens
+    else:
+        known_lens, known_ids = states.alive, states.anchors
+        known_start_loc = torch.arange(count + 1, device=slots.device)
+        query_lens = windows = states.alive + admitted
+    places = _lay_out(parts, bucket, query_lens, windows)
+    draft_ids = slots.new_empty((count, 0)) if block is None else block.token_ids
+    batch = fill_batch(
+        places,
+        known_ids=known_ids,
+        known_start_loc=known_start_loc,
+        start_positions=states.start_positions,
+        draft_ids=draft_ids,
+        page_table=states.page_table,
+        page_size=parts.page_size,
+    )
+    output = parts.target.forward(
+        ForwardBatch(
+            layout=_token_layout(parts, bucket, places),
+            token_ids=Tokens(batch.token_ids),
+            positions=Tokens(batch.positions),
+            slot_mapping=Tokens(batch.slot_mapping),
+            page_table=states.page_table,
+            seq_lens=batch.seq_lens,
+        )
+    )
+    verdict, owners = accept(
+        output.logits,
+        places.window_start,
+        windows,
+        draft_ids,
+        None if block is None else block.logits,
+        None if block is None else block.normalisers,
+        temperatures=states.temperatures,
+        coupled=states.coupled,
+        seeds=states.seeds,
+        first_positions=states.start_positions + known_lens,
+        coins=bucket.coins,
+    )
+    if parts.drafter is not None and output.taps is not None:
+        # Rejected drafts leave what the next block overwrites before it is read, as in the target.
+        parts.drafter.follow(output.taps, batch.positions, batch.slot_mapping)
+    advance_slots(
+        parts.rows,
+        slots,
+        states,
+        known_lens,
+        verdict.num_accepted,
+        verdict.token_ids,
+        verdict.emitted_start_loc,
+    )
+    return _pack(bucket, states, output.logits, verdict, owners, num_drafted, admitted, block)
+
+
+def _draw(parts: DeviceParts, bucket: Bucket, states: SlotStates) -> DrawnBlock | None:
+    if not bucket.num_drafts:
+        return None
+    assert parts.drafter is not None
+    return parts.drafter.propose_block(
+        BlockContext(
+            num_drafts=bucket.num_drafts,
+            anchors=states.anchors,
+            positions=states.start_positions,
+            page_table=states.page_table,
+            temperatures=states.temperatures,
+            keys=DrawKeys(states.seeds, states.start_positions, states.draft_purposes),
+            need_logits=bucket.coins,
+        )
+    )
+
+
+def _num_drafted(states: SlotStates, block: DrawnBlock | None) -> Tensor:
+    """[B] drafts that may be verified. What was drawn from no distribution may not."""
+    limits = states.draft_limits * states.alive
+    if block is None or block.normalisers is None:
+        return limits
+    return sound_lens(block.normalisers, limits)
+
+
+def _admit(parts: DeviceParts, num_drafted: Tensor, block: DrawnBlock | None) -> Tensor:
+    """[B] drafts that are verified. Looks at no draft: see `verify.planner`."""
+    if block is None or block.confidence is None:
+        return num_drafted
+    controls = parts.controls
+    return allocate(block.confidence, num_drafted, controls.budget, controls.threshold)
+
+
+def _lay_out(
+    parts: DeviceParts, bucket: Bucket, query_lens: Tensor, windows: Tensor
+) -> DeviceLayout:
+    # A chunk's rows follow each other anyway: no granule fits prompts of any length.
+    spread = parts.layout == "static" and not bucket.chunk
+    width = 1 + bucket.num_drafts
+    return lay_out(
+        query_lens,
+        windows,
+        windows,
+        num_tokens=bucket.num_tokens,
+        num_scored=bucket.num_scored,
+        num_rows=_num_rows(bucket) if spread else None,
+        width=width if spread else 1,
+    )
+
+
+def _num_rows(bucket: Bucket) -> int:
+    """R of a static decode step: a block a request, and the tail behind them."""
+    return bucket.num_reqs * (1 + bucket.num_drafts) + bucket.num_tokens
+
+
+def _token_layout(parts: DeviceParts, bucket: Bucket, places: DeviceLayout) -> TokenLayout:
+    spread = parts.layout == "static" and not bucket.chunk
+    return TokenLayout(
+        num_reqs=bucket.num_reqs,
+        num_tokens=bucket.num_tokens,
+        num_rows=_num_rows(bucket) if spread else bucket.num_tokens,
+        num_scored=bucket.num_scored,
+        max_query_len=bucket.chunk or 1 + bucket.num_drafts,
+        query_start_loc=places.query_start_loc,
+        window_lens=places.window_lens,
+        req_of_token=places.req_of_token,
+        offset_of_token=places.offset_of_token,
+        row_of_token=places.row_of_token,
+        scored_start_loc=places.scored_start_loc,
+        token_of_scored=places.token_of_scored,
+    )
+
+
+def _pack(
+    bucket: Bucket,
+    states: SlotStates,
+    logits: Scored,
+    verdict: Verdict,
+    owners: Tensor,
+    num_drafted: Tensor,
+    admitted: Tensor,
+    block: DrawnBlock | None,
+) -> DeviceResult:
+    """Everything for the host in two tensors, so that two copies bring it over."""
+    ints = [verdict.emitted_start_loc, verdict.num_accepted, num_drafted, admitted]
+    ints.append(verdict.token_ids)
+    floats = [] if block is None or block.confidence is None else [block.confidence.flatten()]
+    if bucket.num_top is not None:
+        # Nobody's tail has owner -1, whose entry of `asks` is False; nor has -1 a logit.
+        asks = states.asks[owners] & (verdict.token_ids >= 0)
+        scores = score_tokens(logits, verdict.scored_index, verdict.token_ids, asks, bucket.num_top)
+        ints += [scores.ranks, scores.top_ids.flatten()]
+        floats += [scores.logprobs, scores.top_logprobs.flatten()]
+    nothing = torch.empty(0, device=logits.device)
+    return DeviceResult(torch.cat(ints), torch.cat(floats) if floats else nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class HostResult:
+    """A step's result on the host. N tokens were emitted."""
+
+    emitted_start_loc: list[int]  # [B + 1]
+    num_accepted: list[int]  # [B]
+    num_drafted: NDArray[np.int64]  # [B]
+    num_admitted: list[int]  # [B]
+    token_ids: list[int]  # [N]; -1: nothing could be drawn
+    confidence: Floats | None  # [B, K]
+    logprobs: list[float]  # [N], of the emitted ids; empty where nobody asked
+    ranks: list[int]  # [N]
+    top_ids: list[list[int]]  # [N][L]
+    top_logprobs: list[list[float]]  # [N][L]
+
+
+def unpack(bucket: Bucket, ints: Tensor, floats: Tensor) -> HostResult:
+    """Read what `run_device_step` packed, once it has been copied to the host."""
+    count, width, top = bucket.num_reqs, bucket.num_drafts + 1, bucket.num_top
+    places = count * width
+    bounds, accepted, drafted, admitted, ids, scores = np.split(
+        ints.numpy(), np.cumsum([count + 1, count, count, count, places])
+    )
+    num_emitted = int(bounds[-1])
+    num_scores = 0 if top is None else places * (1 + top)
+    sure, values = np.split(floats.numpy(), [len(floats) - num_scores])
+    logprobs, ranks, top_ids, top_logprobs = values, ids[:0], ids[:0], values
+    if top is not None:
+        ranks, top_ids = scores[:num_emitted], scores[places:].reshape(places, top)[:num_emitted]
+        logprobs = values[:num_emitted]
+        top_logprobs = values[places:].reshape(places, top)[:num_emitted]
+    return HostResult(
+        emitted_start_loc=bounds.tolist(),
+        num_accepted=accepted.tolist(),
+        num_drafted=drafted,
+        num_admitted=admitted.tolist(),
+        token_ids=ids[:num_emitted].tolist(),
+        confidence=sure.reshape(count, -1) if len(sure) else None,
+        logprobs=logprobs.tolist(),
+        ranks=ranks.tolist(),
+        top_ids=top_ids.tolist(),
+        top_logprobs=top_logprobs.tolist(),
+    )

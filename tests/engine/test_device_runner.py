@@ -1,0 +1,118 @@
+"""Steps on the device give the answers of plain steps, whoever stands beside whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from emberline.batch import ForwardBatch, TargetOutput
+from emberline.engine.engine import Engine
+from emberline.layout import Scored
+from emberline.types import FinishReason, Request, SamplingParams
+from emberline.verify.planner import DevicePlanner, LaggedTopK, Threshold, VerifyAll
+from emberline.verify.step_cost import StepCosts
+
+from support.engines import Answer, run
+from support.on_device import GOLDEN, golden_engine
+
+PROMPTS = [
+    t["prompt_ids"] for t in json.loads((GOLDEN / "vanilla/trace.json").read_text())["traces"]
+]
+COSTS = StepCosts(target=((1, 1, 1.0), (1, 8, 1.2), (4, 4, 1.1), (4, 32, 4.0)), draft=())
+
+
+def requests(num_tokens: int = 7) -> list[Request]:
+    """Greedy; the target's own draws; coins, in a prompt of its own length each."""
+    params = [
+        SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=1),
+        SamplingParams(temperature=0.8, seed=1, max_tokens=num_tokens - 3, ignore_eos=True),
+        SamplingParams(
+            temperature=1.1, seed=2, accept="rejection", max_tokens=num_tokens, ignore_eos=True
+        ),
+    ]
+    return [
+        Request(f"r{i}", tuple(PROMPTS[i][: 40 - 13 * i]), option)
+        for i, option in enumerate(params)
+    ]
+
+
+def compare(got: dict[str, Answer], expected: dict[str, Answer]) -> None:
+    for name, answer in expected.items():
+        assert got[name].token_ids == answer.token_ids, name
+        assert got[name].last.finish_reason is answer.last.finish_reason
+        for mine, other in zip(got[name].logprobs, answer.logprobs, strict=True):
+            assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert (mine.rank, mine.top_ids) == (other.rank, other.top_ids)
+
+
+@pytest.mark.parametrize("draft", [None, "vanilla", "dflash"])
+def test_answers_are_those_of_plain_steps(draft: str | None) -> None:
+    device = golden_engine(draft, on_device=True, prefill_chunk=16)
+    got = run(device, requests())
+    expected = run(golden_engine(draft, on_device=False, prefill_chunk=16), requests())
+    compare(got, expected)
+    if draft is not None:
+        counts, plain = got["r0"].last.stats, expected["r0"].last.stats
+        assert counts.num_accepted == plain.num_accepted > 0
+
+
+@pytest.mark.parametrize(
+    "planner", [lambda: Threshold(0.4), lambda: LaggedTopK(COSTS)], ids=["threshold", "lagged"]
+)
+@pytest.mark.parametrize("layout", ["static", "compact"])
+def test_fewer_verified_drafts_change_no_answer(
+    planner: Callable[[], DevicePlanner], layout: str
+) -> None:
+    device = golden_engine("vanilla", on_device=True, planner=planner(), layout=layout)
+    got = run(device, requests()[:2])
+    compare(got, run(golden_engine(None, on_device=False), requests()[:2]))
+
+
+def test_plain_steps_stand_beside_those_of_the_device() -> None:
+    """A penalty looks at what was emitted: its request goes by plain steps."""
+    crowd = requests()[:2]
+    penalised = SamplingParams(
+        temperature=0, max_tokens=5, ignore_eos=True, repetition_penalty=1.5, logprobs=0
+    )
+    crowd.append(Request("penalised", tuple(PROMPTS[3][:20]), penalised))
+    got = run(golden_engine("vanilla", on_device=True, planner=VerifyAll()), crowd)
+    compare(got, run(golden_engine("vanilla", on_device=False), crowd))
+
+
+def test_a_step_that_is_waited_for_says_the_same() -> None:
+    one = requests()[:1]
+    got = run(golden_engine("vanilla", on_device=True, overlap=False), one)
+    compare(got, run(golden_engine("vanilla", on_device=False), one))
+
+
+def spoil(engine: Engine, call: int) -> None:
+    """From a call of the target on, the first row of its logits is NaN."""
+    target, calls = engine.parts.target, iter(range(1000))
+    forward = target.forward
+
+    def spoilt(batch: ForwardBatch) -> TargetOutput:
+        output = forward(batch)
+        if next(calls) < call:
+            return output
+        logits = output.logits.clone()
+        logits[0] = torch.nan
+        return replace(output, logits=Scored(logits))
+
+    target.forward = spoilt  # type: ignore[method-assign]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a captured step runs no Python")
+def test_a_request_without_a_distribution_fails_alone() -> None:
+    engine = golden_engine("vanilla", on_device=True)
+    crowd = [replace(r, params=replace(r.params, logprobs=0)) for r in requests()[:2]]
+    spoil(engine, 1)
+    got = run(engine, crowd)
+    assert got["r0"].last.finish_reason is FinishReason.ERROR
+    alone = run(golden_engine("vanilla", on_device=False), crowd)
+    assert got["r0"].token_ids == alone["r0"].token_ids[: len(got["r0"].token_ids)]
+    assert got["r1"].token_ids == alone["r1"].token_ids[: len(got["r1"].token_ids)]
+    assert engine.snapshot().num_running == 0
