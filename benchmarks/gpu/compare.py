@@ -8,6 +8,7 @@ differ by more than engines do, and a machine that slows down slows both sides. 
 JSON object a line; the lines that count have `concurrency`, `logprobs` (0: none), `draft` ("none",
 or how drafts were verified) and `tok_s`. A child that fails or takes too long is said, and what it
 printed before counts. A cell is the median of its runs. The ratio is ours over the best peer's.
+With `--runs FILE` the runs of earlier calls on the same machine count as well.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import record
 
@@ -187,6 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--between", type=int, default=2, help="peers' runs between two of ours")
     parser.add_argument("--limit", type=float, default=170, help="seconds that a child may take")
+    parser.add_argument("--runs", type=Path, help="file of runs to go on with, and to add to")
     parser.add_argument("--name", default="gpu-compare", help="of the file of results")
     args = parser.parse_args(argv)
     peers = []
@@ -197,9 +200,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         peers.append((name, command))
     if args.between < 1:
         parser.error(f"--between must be at least 1, got {args.between}")
-    runs = []
+    runs = earlier(args.runs)
     for name, command in order(peers, args.ours, args.between):
         runs.append(run(name, command, args.limit))
+        if args.runs is not None:
+            with args.runs.open("a") as file:
+                file.write(json.dumps(asdict(runs[-1])) + "\n")
         rows = pairs(medians(runs))
         figures: dict[str, object] = {
             "unit": "output tokens a second, medians",
@@ -209,6 +215,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         written = record.write(args.name, figures)  # at every step: the machine may be taken away
     print(table(rows))
     print("written:", written)
+
+
+def earlier(path: Path | None) -> list[Run]:
+    """The runs that a file holds; none if there is no file yet."""
+    if path is None or not path.exists():
+        return []
+    return [Run(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def _noted(one: Run) -> dict[str, object]:

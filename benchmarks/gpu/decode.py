@@ -27,6 +27,7 @@ from gpu.workload import (
     Bench,
     Call,
     Cell,
+    generate_text,
     machine,
     random_prompts,
     read_prompts,
@@ -44,7 +45,9 @@ def measure(bench: Bench, cells: Sequence[Cell], reps: int, drafts: int) -> list
     for turn in range(1 + reps):
         for cell in list(calls):
             try:
-                call = bench.run(cell, None if turn else 16)  # the first turn warms up
+                call = bench.run(
+                    cell
+                )  # the first turn warms up: it captures the graphs that it meets
             except Exception as problem:
                 # The next cell may run all the same, and there is no second look at a lent machine.
                 del calls[cell]
@@ -124,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = settings(args.device, args.dtype, most, longest + args.new_tokens)
     llm = LLM(args.model, args.draft, config)
     prompts = prompts or random_prompts(max(8, most), RANDOM_LENGTH, llm.engine.vocab_size)
-    bench = Bench(llm, prompts, args.new_tokens, args.temperature)
+    bench = Bench(llm.engine, generate_text(llm), prompts, args.new_tokens, args.temperature)
     bench.run(Cell(1, NO_DRAFT, 0), 1)
     start = {"kind": "startup", "engine": "emberline", "seconds": round(seconds_alive(), 2)}
     print(json.dumps(start), flush=True)

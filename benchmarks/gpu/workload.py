@@ -10,7 +10,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,8 +18,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from emberline.config import CacheConfig, EngineConfig, SchedulerConfig
+from emberline.engine.engine import Engine
 from emberline.llm import LLM, chat_ids
-from emberline.types import SamplingParams
+from emberline.types import Request, SamplingParams
 from emberline.verify.planner import Planner, Threshold, VerifyAll
 
 import prompts as prompt_sets
@@ -85,9 +86,11 @@ def random_prompts(count: int, length: int, vocab_size: int) -> list[tuple[int, 
     ]
 
 
-def batches(prompts: Sequence[tuple[int, ...]], concurrency: int) -> list[list[tuple[int, ...]]]:
+def batches(
+    prompts: Sequence[tuple[int, ...]], concurrency: int, least: int = LEAST_PROMPTS
+) -> list[list[tuple[int, ...]]]:
     """The calls of a cell: the first prompts, over and over, `concurrency` a call."""
-    calls = max(1, LEAST_PROMPTS // concurrency)
+    calls = max(1, least // concurrency)
     rows = [prompts[i % len(prompts)] for i in range(calls * concurrency)]
     return [rows[i * concurrency : (i + 1) * concurrency] for i in range(calls)]
 
@@ -121,23 +124,68 @@ def settings(
     )
 
 
+Generate = Callable[[Sequence[tuple[int, ...]], SamplingParams], int]
+"""Answers prompts all at once, and says how many tokens came."""
+
+
+def generate_text(llm: LLM) -> Generate:
+    """The whole way, text included."""
+
+    def run(prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> int:
+        answers = llm.generate(prompts, params)
+        return sum(len(choice.token_ids) for choices in answers for choice in choices)
+
+    return run
+
+
+def generate_ids(engine: Engine) -> Generate:
+    """The engine alone: ids in, ids out. Request n has the seed n."""
+
+    def run(prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> int:
+        for index, ids in enumerate(prompts):
+            engine.add(Request(f"{index}", ids, replace(params, seed=index)))
+        tokens = 0
+        while engine.has_work:
+            tokens += sum(len(output.token_ids) for output in engine.step())
+        return tokens
+
+    return run
+
+
 class Bench:
-    """An engine, its prompts, and cells run on it."""
+    """An engine, its prompts, and cells run on it.
+
+    Args:
+        engine: without requests.
+        generate: the way to it.
+        prompts: token ids.
+        new_tokens: of every answer.
+        temperature: of every draw.
+        least_prompts: of a cell: see `batches`.
+    """
 
     def __init__(
-        self, llm: LLM, prompts: Sequence[tuple[int, ...]], new_tokens: int, temperature: float
+        self,
+        engine: Engine,
+        generate: Generate,
+        prompts: Sequence[tuple[int, ...]],
+        new_tokens: int,
+        temperature: float = 0.0,
+        least_prompts: int = LEAST_PROMPTS,
     ) -> None:
-        self.llm = llm
+        self.engine = engine
+        self._generate = generate
         self._prompts = prompts
         self._new_tokens = new_tokens
+        self._least = least_prompts
         self._params = SamplingParams(temperature=temperature, ignore_eos=True)
-        self._scheduled: Planner = llm.engine.parts.planner
-        self._scheduled_name = str(llm.engine.info["planner"])
+        self._scheduled: Planner = engine.parts.planner
+        self._scheduled_name = str(engine.info["planner"])
 
     def run(self, cell: Cell, new_tokens: int | None = None) -> Call:
         """Run a cell's calls and time them. Everything but the planner stays as it was."""
         new_tokens = new_tokens or self._new_tokens
-        engine = self.llm.engine
+        engine = self.engine
         planners: dict[str, tuple[Planner, str]] = {
             SCHEDULED: (self._scheduled, self._scheduled_name),
             THRESHOLD: (Threshold(0.5), "threshold"),
@@ -149,12 +197,11 @@ class Bench:
             logprobs=cell.logprobs or None,
             speculate=cell.policy != NO_DRAFT,
         )
-        calls = batches(self._prompts, cell.concurrency)
+        calls = batches(self._prompts, cell.concurrency, self._least)
         before, tokens = engine.snapshot(), 0
         began = time.perf_counter()
         for rows in calls:
-            answers = self.llm.generate(rows, params)
-            tokens += sum(len(choice.token_ids) for choices in answers for choice in choices)
+            tokens += self._generate(rows, params)
         seconds, after = time.perf_counter() - began, engine.snapshot()
         expected = len(calls) * cell.concurrency * new_tokens
         if tokens != expected:

@@ -83,6 +83,19 @@ def test_a_whole_comparison(
     assert "x plain 10" in capsys.readouterr().out
 
 
+def test_a_later_call_goes_on_with_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    for name, rate in (("x", 10.0), ("y", 20.0)):
+        ours, peer = command(cell(1, "none", 30.0)), command(cell(1, "none", rate))
+        runs = str(tmp_path / "runs.jsonl")
+        compare.main(["--ours", ours, "--peer", f"{name}={peer}", "--runs", runs])
+    found = json.loads((tmp_path / "gpu-compare.json").read_text())
+    assert [one["engine"] for one in found["runs"]] == [OURS, "x", OURS, OURS, "y", OURS]
+    assert found["pairs"][0]["alike"]["engine"] == "y"
+
+
 @pytest.mark.parametrize("peer", ["nothing", "=cmd", "name=", f"{OURS}=cmd"])
 def test_a_peer_needs_a_name_and_a_command(peer: str) -> None:
     with pytest.raises(SystemExit):

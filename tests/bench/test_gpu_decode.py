@@ -11,7 +11,7 @@ from emberline.llm import LLM
 
 from gpu import workload
 from gpu.decode import measure, table
-from gpu.workload import NO_DRAFT, SCHEDULED, VERIFY_ALL, Bench, Cell
+from gpu.workload import NO_DRAFT, SCHEDULED, VERIFY_ALL, Bench, Cell, generate_ids, generate_text
 from support.offline import offline
 
 PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13)]
@@ -21,7 +21,7 @@ PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13)]
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     llm, loaded = offline(monkeypatch)
     loaded.engine.info["planner"] = "verify_all"
-    return Bench(llm, PROMPTS, 8, temperature=0.0)
+    return Bench(llm.engine, generate_text(llm), PROMPTS, 8)
 
 
 def test_a_cell_counts_what_ran(bench: Bench) -> None:
@@ -35,9 +35,15 @@ def test_a_cell_counts_what_ran(bench: Bench) -> None:
     assert drafted.rate == drafted.tokens / drafted.seconds
 
 
+def test_without_text_the_same_steps_run(bench: Bench) -> None:
+    bare = Bench(bench.engine, generate_ids(bench.engine), PROMPTS, 8)
+    one, other = (b.run(Cell(4, VERIFY_ALL, 0)) for b in (bench, bare))
+    assert (one.tokens, one.drafts, one.steps) == (other.tokens, other.drafts, other.steps)
+
+
 def test_cells_become_rows_and_lines(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     cells = [Cell(2, NO_DRAFT, 0), Cell(2, SCHEDULED, 0), Cell(2, SCHEDULED, 3)]
-    rows = measure(bench, cells, reps=3, drafts=bench.llm.engine.max_draft_tokens)
+    rows = measure(bench, cells, reps=3, drafts=bench.engine.max_draft_tokens)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines == rows
     assert [(row["draft"], row["logprobs"]) for row in rows] == [
@@ -66,7 +72,7 @@ def test_a_cell_that_fails_leaves_the_others(
 
 
 def test_planners_are_those_of_the_policies(bench: Bench) -> None:
-    engine = bench.llm.engine
+    engine = bench.engine
     scheduled = engine.parts.planner
     for policy, name in (
         (VERIFY_ALL, "verify_all"),
