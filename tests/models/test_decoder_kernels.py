@@ -10,6 +10,7 @@ import torch
 from emberline.batch import ForwardBatch
 from emberline.layout import TokenLayout, Tokens
 from emberline.models.decoder import Decoder
+from emberline.models.decoder_config import DecoderConfig
 from emberline.models.weights import ModelError
 from emberline.ops.kernels import Kernels, plain_kernels
 
@@ -146,3 +147,13 @@ def test_logits_keep_the_model_s_dtype(reference, driver) -> None:
 def test_an_activation_without_a_kernel_is_refused(reference) -> None:
     with pytest.raises(ModelError, match=r"hidden_act 'relu' has no kernel, only silu and gelu"):
         reference("llama", hidden_act="relu").decoder(torch.float32, kernels=plain_kernels())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_factors_made_once_are_those_of_every_step(reference, dtype: torch.dtype) -> None:
+    rope = DecoderConfig.from_hf(reference("llama", rope_theta=5e5).raw_config).rope
+    positions = torch.tensor([0, 511, 7, 7, 300])
+    for made_once, made_now in zip(
+        rope.tabulate(512, dtype).at(positions), rope.cos_sin(positions, dtype), strict=True
+    ):
+        assert torch.equal(made_once, made_now)

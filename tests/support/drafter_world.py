@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from emberline.batch import CommittedTokens, DraftContext, DraftProposal, DrawKeys, KVSpec, Purpose
 from emberline.drafters import Drafter
 from emberline.drafters.checkpoint import load_drafter
+from emberline.ops.kernels import Kernels
 from emberline.sampling.keys import KeyedDraws
 
 VOCAB, HIDDEN, RANK, BLOCK, TARGET_LAYERS = 40, 32, 8, 5, 4
@@ -50,6 +51,7 @@ def load(
     num_draft_tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
     temperatures: tuple[float, ...] | None = None,
+    kernels: Kernels | None = None,
 ) -> Drafter:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -66,6 +68,7 @@ def load(
         page_size=PAGE_SIZE,
         num_draft_tokens=num_draft_tokens,
         confidence_temperatures=temperatures,
+        kernels=kernels,
     )
 
 

@@ -77,6 +77,19 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
         assert torch.equal(norm[0], normalisers[row])
 
 
+@pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.BONUS])
+def test_rows_of_one_key_are_drawn_at_one_position_after_another(purpose: Purpose) -> None:
+    width, keys = 3, keys_of(4, purpose)
+    logits = torch.randn(4 * width, 900, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    temperatures = torch.tensor([0.0, 0.8, 1.0, 1.4], device=DEVICE)
+    ids, normalisers = draw(logits, temperatures, keys, width)
+    for entry in range(width):
+        at = DrawKeys(keys.seeds, keys.positions + entry, keys.purposes)
+        wanted = draw(logits[entry::width], temperatures, at)
+        assert torch.equal(ids[entry::width], wanted[0])
+        assert torch.equal(normalisers[entry::width], wanted[1])
+
+
 def test_what_the_kernels_cannot_read_is_refused() -> None:
     keys = keys_of(2, Purpose.BONUS)
     with pytest.raises(ValueError, match=r"float64 with strides"):
