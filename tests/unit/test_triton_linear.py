@@ -80,14 +80,15 @@ def test_a_wide_map_has_wider_tiles(monkeypatch) -> None:
 
 
 def test_sums_are_rounded_where_the_plain_form_rounds() -> None:
-    """An update is rounded before it is added: 256 + 1.0078 rounds to 257 or 256 by way."""
+    """An update of 1.0039 is 1 when it is added: 256 and it make 256, where at once they make 258."""
     x = torch.full((1, 16), 256.0, dtype=torch.bfloat16, device=DEVICE)
     y = torch.zeros(1, 64, dtype=torch.bfloat16, device=DEVICE)
     y[0, :2] = 1.0
     linear = Linear(torch.zeros(16, 64, dtype=torch.bfloat16, device=DEVICE), None)
-    linear.weight[:, 0], linear.weight[:, 1] = 1.0, 2.0**-8  # a half more than one: to even
+    linear.weight[:, 0], linear.weight[:, 1] = 1.0, 2.0**-8  # half way to the next after one
     got, want = (stream(op.linear_add(y, linear, x)) for op in (fast, plain))
     assert torch.equal(got, want)
+    assert torch.equal(got, x)
 
 
 @pytest.mark.parametrize("fixed_order", [False, True])
