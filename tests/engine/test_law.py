@@ -87,7 +87,9 @@ def experienced(planner: CausalGreedy | LaggedTopK) -> Planner:
         torch.tensor([[0.9, 0.8, 0.3]]),
     )
     for serial in (0, -1, 0):
-        planner.admit(proposal, StepShape(1, 1, (serial,), (3,)))
+        shape = StepShape(1, 1, (serial,), (3,))
+        planner.depths(shape)
+        planner.admit(proposal, shape)
     return planner
 
 
@@ -193,7 +195,10 @@ class SearchesOn(CausalGreedy):
     """
 
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
-        ranked = Confidences.of(proposal).ranked()
+        assert proposal.confidence is not None
+        now = Confidences.of(proposal.confidence, proposal.num_drafted)
+        self._outlook.learn(shape, now)
+        ranked = now.ranked()
         budget = int(tokens_per_second(ranked, shape, self._costs).argmax())
         return Admission(torch.from_numpy(ranked.lens(budget)), budget)
 

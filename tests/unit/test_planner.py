@@ -13,8 +13,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from emberline.batch import Admission, DraftProposal, StepShape
-from emberline.verify.outlook import PROBE_EVERY, Confidences, Outlook
-from emberline.verify.planner import CausalGreedy, LaggedTopK, Planner, Threshold, VerifyAll
+from emberline.verify import outlook
+from emberline.verify.outlook import (
+    PROBE_EVERY,
+    Confidences,
+    Outlook,
+    highest,
+    tokens_per_second,
+    tokens_per_second_by_depth,
+)
+from emberline.verify.planner import (
+    CausalGreedy,
+    DevicePlan,
+    DevicePlanner,
+    LaggedTopK,
+    Planner,
+    Threshold,
+    VerifyAll,
+)
 from emberline.verify.step_cost import StepCosts
 
 NAN = float("nan")
@@ -187,36 +203,54 @@ def test_survival_is_cumulative_and_nan_is_worth_nothing() -> None:
     assert step(CausalGreedy(LINEAR), {1: [NAN, 1.0], 2: [1.0, 0.0]}) == [0, 1]
 
 
-@pytest.mark.parametrize("kind", SCHEDULED)
-def test_a_request_without_history_is_expected_to_do_as_the_others(
-    kind: type[CausalGreedy],
-) -> None:
+def test_a_request_without_history_is_expected_to_do_as_the_others() -> None:
     """A new request, or one in a slot that was another's: its serial is new."""
-    outlook = Outlook()
     shape = StepShape(2, 2, (1, 2), (2, 2))
-    assert outlook.expected(shape).values.tolist() == [[1.0, 1.0], [1.0, 1.0]]
-    outlook.note(shape, Confidences(np.array([[0.8, 0.5], [0.4, 0.5]]), np.array([2, 2])))
-    assert outlook.expected(shape).values.tolist() == [[1.0, 1.0], [1.0, 1.0]]  # one step old
-    outlook.note(shape, Confidences(np.array([[0.1, 0.1], [0.2, 0.2]]), np.array([2, 2])))
+    first = [[0.8, 0.5], [0.4, 0.5]]
+    seen = Outlook()
+    assert seen.expected(shape).values.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    pass_step(seen, shape, first)
+    assert seen.expected(shape).values.tolist() == [[1.0, 1.0], [1.0, 1.0]]  # one step old
+    pass_step(seen, shape, [[0.1, 0.1], [0.2, 0.2]])
     new = StepShape(2, 2, (2, 3), (2, 2))
-    known, assumed = outlook.expected(new).values.tolist()
+    seen.depths(new, FLAT, highest)
+    known, assumed = seen.expected(new).values.tolist()
     assert known == [0.4, 0.5]
-    assert assumed == pytest.approx([0.6, 0.5])
+    assert assumed == pytest.approx([0.6, (0.8 * 0.5 + 0.4 * 0.5) / 1.2])
     # A block that hardly reaches a position says little about it.
-    outlook = Outlook()
-    outlook.note(shape, Confidences(np.array([[1.0, 0.9], [0.01, 0.1]]), np.array([2, 2])))
-    outlook.note(shape, Confidences(np.array([[0.1, 0.1], [0.2, 0.2]]), np.array([2, 2])))
-    assert outlook.expected(new).values[1, 1] == pytest.approx((0.9 + 0.01 * 0.1) / 1.01)
+    seen = Outlook()
+    pass_step(seen, shape, [[1.0, 0.9], [0.01, 0.1]])
+    pass_step(seen, shape, [[0.1, 0.1], [0.2, 0.2]])
+    seen.depths(new, FLAT, highest)
+    assert seen.expected(new).values[1, 1] == pytest.approx((0.9 + 0.01 * 0.1) / 1.01)
+
+
+def pass_step(seen: Outlook, shape: StepShape, confidence: list[list[float]]) -> None:
+    """A step that is planned and learnt."""
+    seen.depths(shape, FLAT, highest)
+    values = np.array(confidence)
+    seen.learn(shape, Confidences(values, np.full(len(values), values.shape[1])))
 
 
 def test_deeper_positions_than_were_drawn_are_expected_as_the_mean() -> None:
-    outlook = Outlook()
+    seen = Outlook()
     shape = StepShape(1, 1, (1,), (3,))
     for _ in range(3):
-        outlook.note(shape, Confidences(np.array([[0.8, 0.5, 0.25]]), np.array([3])))
+        pass_step(seen, shape, [[0.8, 0.5, 0.25]])
     for _ in range(2):
-        outlook.note(shape, Confidences(np.array([[0.9]]), np.array([1])))
-    assert outlook.expected(shape).values[0].tolist() == pytest.approx([0.9, 0.5, 0.25])
+        pass_step(seen, shape, [[0.9]])
+    seen.depths(shape, FLAT, highest)
+    assert seen.expected(shape).values[0].tolist() == pytest.approx([0.9, 0.5, 0.25])
+
+
+def test_what_a_prediction_drafts_teaches_nothing() -> None:
+    seen = Outlook()
+    shape = StepShape(2, 2, (1, 2), (2, 2), predicted=(0.75, 0.0))
+    for _ in range(3):
+        pass_step(seen, shape, [[0.75, 0.75], [0.5, 0.5]])
+    assert seen.expected(shape).values.tolist() == [[0.75, 0.75], [0.5, 0.5]]
+    plain = StepShape(2, 2, (1, 2), (2, 2))
+    assert seen.expected(plain).values.tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
 @pytest.mark.parametrize("kind", SCHEDULED)
@@ -336,3 +370,114 @@ def test_the_property_above_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         test_an_admission_never_looks_at_the_token_it_admits.hypothesis.inner_test(
             [0, 0, 0, 0], 1, 5, "peeking", 0
         )
+
+
+# Planned ahead: the host runs a step behind the device.
+
+
+def scripted_steps(seed: int) -> list[dict[int, list[float]]]:
+    """Confidences by serial, step by step; requests come, go and change places."""
+    generator = np.random.default_rng(seed)
+    steps = []
+    for n in range(120):
+        serials = generator.permutation(np.arange(n // 10, n // 10 + 4))[: generator.integers(1, 5)]
+        ease = 0.15 if 40 <= n < 90 else 0.95  # a time in which it pays nobody to draft
+        steps.append({int(s): (generator.random(4) * ease).tolist() for s in serials})
+    return steps
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_host_that_is_a_step_behind_plans_the_same(seed: int) -> None:
+    costs = StepCosts(
+        target=((1, 1, 1.0), (1, 4, 1.1), (1, 8, 2.0), (1, 9, 9.0), (4, 4, 2.0), (4, 20, 5.0)),
+        draft=((1, 1, 0.15), (1, 4, 0.35), (4, 4, 0.5)),
+        sizes=(1, 2, 4, 8, 12, 16, 20),
+    )
+    in_time, behind = LaggedTopK(costs), LaggedTopK(costs)
+    waiting: list[tuple[StepShape, Tensor, Tensor]] = []
+    plans, num_undrafted = set(), 0
+    for confidence in scripted_steps(seed):
+        count = len(confidence)
+        shape = StepShape(count, count, tuple(confidence), (4,) * count)
+        depths = in_time.depths(shape)
+        assert behind.depths(shape) == depths
+        shape = replace(shape, draft_limits=depths)
+        says, drawn = torch.tensor(list(confidence.values())), torch.tensor(depths)
+        if any(depths):
+            plan = behind.device_plan(shape)
+            proposal = DraftProposal(torch.zeros(count, 4, dtype=torch.int64), drawn, None, says)
+            assert in_time.admit(proposal, shape).num_draft_tokens == plan.budget <= sum(depths)
+            plans.add(plan.budget)
+        num_undrafted += not any(depths)
+        if waiting:
+            behind.learn(*waiting.pop())
+        if any(depths):
+            waiting.append((shape, says, drawn))
+    assert len(plans) > 3
+    assert num_undrafted > 10
+
+
+def test_steps_are_learnt_in_their_order_and_in_time() -> None:
+    planner = LaggedTopK(FLAT)
+    shapes = [StepShape(1, 1, (serial,), (2,)) for serial in range(4)]
+    says, drawn = torch.tensor([[0.5, 0.5]]), torch.tensor([2])
+    planner.depths(shapes[0])
+    planner.depths(shapes[1])
+    with pytest.raises(RuntimeError, match="does not wait"):
+        planner.learn(shapes[1], says, drawn)
+    with pytest.raises(RuntimeError, match="have not come"):
+        planner.depths(shapes[2])
+    planner = LaggedTopK(FLAT)
+    planner.depths(shapes[0])
+    planner.learn(shapes[0], says, drawn)
+    with pytest.raises(RuntimeError, match="does not wait"):
+        planner.learn(shapes[0], says, drawn)
+
+
+def test_budgets_fill_the_size_that_a_step_is_padded_to() -> None:
+    steep = ((1, 0, 0.5), (1, 64, 32.5))
+    step_of_nine = [[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]]
+    shape = StepShape(1, 1, (1,), (8,))
+    drafts = torch.zeros(1, 8, dtype=torch.int64)
+    proposal = DraftProposal(drafts, torch.tensor([8]), None, torch.tensor(step_of_nine))
+    budgets = {}
+    for sizes in ((), (1, 4, 16), (1, 6, 16), (2,)):
+        planner = LaggedTopK(StepCosts(steep, (), sizes))
+        for _ in range(4):
+            assert planner.depths(shape) == (8,)
+            budgets[sizes] = planner.admit(proposal, shape).num_draft_tokens
+    assert budgets == {(): 2, (1, 4, 16): 3, (1, 6, 16): 5, (2,): 2}
+
+
+@pytest.mark.parametrize("points", [99, 8])
+def test_a_depth_is_worth_what_its_drafts_are(monkeypatch: pytest.MonkeyPatch, points: int) -> None:
+    """All depths at once give what each gives alone; at fewer points, nearly."""
+    generator = np.random.default_rng(5)
+    values = generator.random((6, 5)).round(1)
+    limits = np.array([5, 3, 0, 4, 5, 2])
+    shape = StepShape(9, 6, tuple(range(6)), tuple(limits.tolist()), (0, 0, 0, 0, 0.9, 0))
+    values[4] = 0.9
+    costs = StepCosts(((6, 6, 1.0), (6, 40, 3.0)), ((1, 1, 0.1), (5, 5, 0.4)))
+    monkeypatch.setattr(outlook, "MOST_POINTS", points)
+    ranked = Confidences(values, limits).ranked()
+    every = tokens_per_second_by_depth(ranked, shape, costs)
+    assert every.shape[0] == 6
+    assert every.shape[1] <= points + 1
+    for depth, theta in enumerate(every):
+        lens = np.minimum(limits, [depth] * 4 + [5, depth])
+        drawn = replace(shape, draft_limits=tuple(lens.tolist()))
+        alone = tokens_per_second(ranked.within(lens), drawn, costs)
+        if points == 99:
+            assert set(theta) == set(alone)
+        assert theta[-1] == pytest.approx(alone[-1], rel=1e-12)
+        assert 0.98 * alone.max() <= theta.max() <= alone.max() * (1 + 1e-12)
+
+
+def test_what_the_device_is_left_to_do() -> None:
+    shape = StepShape(2, 2, (1, 2), (4, 3))
+    everything, by_survival = VerifyAll(), Threshold(0.3)
+    assert everything.device_plan(shape) == DevicePlan(7, 0.0)
+    assert by_survival.device_plan(shape) == DevicePlan(7, float(np.float32(0.3)))
+    for planner in (everything, by_survival, LaggedTopK(FLAT)):
+        assert isinstance(planner, DevicePlanner)
+    assert not isinstance(CausalGreedy(FLAT), DevicePlanner)

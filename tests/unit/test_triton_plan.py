@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from emberline.batch import DraftProposal
+from emberline.batch import DraftProposal, StepShape
 from emberline.layout import TokenLayout, start_loc
 from emberline.ops.triton.plan import DeviceLayout, allocate, fill_batch, lay_out, sound_lens
 from emberline.verify.outlook import Confidences
+from emberline.verify.planner import Threshold
 
 from support.triton_kernels import DEVICE
 
@@ -21,8 +22,7 @@ def ints(*values: int) -> Tensor:
 
 
 def plain_allocation(confidence: Tensor, num_drafted: Tensor, budget: int) -> list[int]:
-    proposal = DraftProposal(num_drafted, num_drafted, None, confidence)
-    return Confidences.of(proposal).ranked().lens(budget).tolist()
+    return Confidences.of(confidence, num_drafted).ranked().lens(budget).tolist()
 
 
 @pytest.mark.parametrize(("num_reqs", "num_drafts"), [(1, 1), (5, 7), (70, 2)])
@@ -56,6 +56,28 @@ def test_equal_survivals_go_by_position_then_by_request() -> None:
         [2, 2, 1],
         [2, 2, 2],
     ]
+
+
+@pytest.mark.parametrize("least", [0.0, 0.3, 0.7, 1.0])
+def test_the_threshold_is_the_planners(least: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    confidence = (torch.rand(40, 3, generator=generator) * 10).ceil() / 10  # some at the threshold
+    confidence[0, 1] = torch.nan
+    num_drafted = torch.randint(0, 4, (40,), generator=generator)
+    proposal = DraftProposal(num_drafted, num_drafted, None, confidence)
+    shape = StepShape(40, 40, tuple(range(40)), (3,) * 40)
+    planner = Threshold(least)
+    plan = planner.device_plan(shape)
+    numbers = (
+        torch.tensor(plan.budget, device=DEVICE),
+        torch.tensor(plan.threshold, device=DEVICE),
+    )
+    found = allocate(confidence.to(DEVICE), num_drafted.to(DEVICE), *numbers)
+    assert found.tolist() == planner.admit(proposal, shape).num_admitted.tolist()
+    # Both at once: whatever the budget leaves, as far as it survives.
+    some = allocate(confidence.to(DEVICE), num_drafted.to(DEVICE), ints(30)[0], numbers[1])
+    by_budget = torch.tensor(plain_allocation(confidence, num_drafted, 30))
+    assert some.tolist() == torch.minimum(found.cpu(), by_budget).tolist()
 
 
 @pytest.mark.parametrize("num_reqs", [1, 5, 70])

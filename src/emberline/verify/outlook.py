@@ -3,25 +3,31 @@
 Owns the memory of earlier confidences and the arithmetic of tokens a second. Must not know what is
 done with it: admission is the planners'.
 
-Everything here is settled by steps that lie at least two back, and by costs measured beforehand. So
-it can depend on no draft of the step that it plans, and an engine whose host runs one step behind
-its device knows it in time.
+Everything here is settled by steps that lie exactly `LAG` back, and by costs measured beforehand.
+So it can depend on no draft of the step that it plans, and an engine whose host runs one step
+behind its device knows it in time: step n's confidences come back once step n + 1 is on its way,
+and are first used to plan step n + 2. Steps are told apart by their order: every one of them is
+planned, and learnt unless nobody drafts in it.
+
+Planning is host time of every step, so everything is done in arrays, never request by request.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from emberline.batch import DraftProposal, StepShape
+from emberline.batch import StepShape
 from emberline.verify.step_cost import StepCosts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 BudgetRule = Callable[[Floats], int]
 """From tokens a second by budget ([N + 1], entry m with m drafts) to the budget."""
@@ -32,6 +38,8 @@ LEAST_WEIGHT = 0.02
 """Share of the newest step in the mean by position; larger while there are few."""
 PROBE_EVERY = 32
 """Steps without drafting after which one request drafts, so that the mean stays true."""
+MOST_POINTS = 256
+"""Budgets at which depths are compared: every one, or with more drafts every second, third .."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +55,9 @@ class Ranked:
         """[B] drafts of each request among the first `budget`: a prefix of its block."""
         return np.bincount(self.reqs[:budget], minlength=self.num_reqs)
 
-    def within(self, depth: int, whole: NDArray[np.bool_]) -> Ranked:
-        """Those of the first `depth` positions, and all of the requests in `whole` [B]."""
-        kept = (self.positions < depth) | whole[self.reqs]
+    def within(self, limits: Ints) -> Ranked:
+        """The first `limits` [B] drafts of each block."""
+        kept = self.positions < limits[self.reqs]
         return Ranked(self.survival[kept], self.positions[kept], self.reqs[kept], self.num_reqs)
 
 
@@ -61,11 +69,10 @@ class Confidences:
     lens: Ints  # [B], drafts that there are of each block
 
     @classmethod
-    def of(cls, proposal: DraftProposal) -> Confidences:
-        """Those of a proposal that has them. NaN counts as 0: unknown is not worth verifying."""
-        assert proposal.confidence is not None
-        values = proposal.confidence.double().nan_to_num(0.0).clamp(0.0, 1.0).cpu().numpy()
-        return cls(values, proposal.num_drafted.cpu().numpy())
+    def of(cls, confidence: Tensor, num_drafted: Tensor) -> Confidences:
+        """Those of a proposal: [B, K] and [B]. NaN counts as 0: unknown is not worth verifying."""
+        values = confidence.cpu().numpy().astype(np.float64)
+        return cls(np.fmin(np.fmax(values, 0.0), 1.0), num_drafted.cpu().numpy())
 
     def ranked(self) -> Ranked:
         """Every draft, the likeliest to survive first.
@@ -74,11 +81,45 @@ class Confidences:
         drafts are a prefix of each block whatever m is.
         """
         num_reqs, width = self.values.shape
-        there = np.arange(width) < self.lens[:, None]
-        reqs, positions = np.nonzero(there)
-        survival = np.cumprod(self.values, axis=1, dtype=np.float64)[there]
-        order = np.lexsort((reqs, positions, -survival))
+        # Laid position by position: a stable sort then leaves ties in the order they are to have.
+        there = np.arange(width)[:, None] < self.lens
+        positions, reqs = np.nonzero(there)
+        survival = np.cumprod(self.values.T, axis=0, dtype=np.float64)[there]
+        order = np.argsort(-survival, kind="stable")
         return Ranked(survival[order], positions[order], reqs[order], num_reqs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Learnt:
+    """The confidences of a step, by request."""
+
+    serials: tuple[int, ...]  # [B]
+    values: Floats  # [B, K]
+    lens: Ints  # [B], of the drafter's blocks
+
+    def of(self, serials: tuple[int, ...]) -> _Learnt:
+        """The same of the requests of another step; those that were not in this one have none."""
+        if serials == self.serials:
+            return self
+        ours, theirs = np.array(self.serials), np.array(serials)
+        order = ours.argsort()
+        at = np.searchsorted(ours, theirs, sorter=order)
+        rows = order[np.minimum(at, len(order) - 1)]
+        return _Learnt(
+            serials, self.values[rows], np.where(ours[rows] == theirs, self.lens[rows], 0)
+        )
+
+
+_NOTHING = _Learnt((-1,), np.ones((1, 0)), np.zeros(1, np.int64))
+"""Of a step in which nobody drafted. (-1 is nobody's serial.)"""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that has been planned."""
+
+    serials: tuple[int, ...]
+    learnt: _Learnt | None = None  # None: its confidences have not come yet
 
 
 class Outlook:
@@ -90,34 +131,13 @@ class Outlook:
     """
 
     def __init__(self) -> None:
-        self._recent: deque[dict[int, Floats]] = deque(({} for _ in range(LAG)), maxlen=LAG)
+        self._steps: deque[_Step] = deque()  # the latest, at most `LAG` once one is planned
+        self._known = _NOTHING  # of the step `LAG` before the one being planned
         self._mean = np.ones(0)  # by position
         self._num_seen = np.zeros(0, dtype=np.int64)  # steps in the mean, by position
+        self._ranked: Ranked | None = None  # drafts that the step being planned could draw
         self._num_undrafted = 0  # steps in a row
         self._num_probes = 0
-
-    def note(self, shape: StepShape, now: Confidences) -> None:
-        """Remember a step's confidences; those that become `LAG` steps old begin to count."""
-        self._push(
-            {
-                serial: now.values[req, : now.lens[req]]
-                for req, serial in enumerate(shape.serials)
-                if now.lens[req] and not shape.chance(req)
-            }
-        )
-
-    def expected(self, shape: StepShape) -> Confidences:
-        """What to expect of blocks drawn up to `shape.draft_limits`."""
-        width = max(shape.draft_limits)
-        mean = self._mean[:width]
-        values = np.ones((len(shape.serials), width))
-        values[:, : len(mean)] = mean
-        for req, serial in enumerate(shape.serials):
-            known = self._recent[0].get(serial, mean[:0])[:width]
-            values[req, : len(known)] = known
-            if shape.chance(req):
-                values[req] = shape.chance(req)
-        return Confidences(values, np.array(shape.draft_limits))
 
     def depths(self, shape: StepShape, costs: StepCosts, rule: BudgetRule) -> tuple[int, ...]:
         """[B] drafts to draw: the one depth for all at which the most tokens a second come.
@@ -125,60 +145,117 @@ class Outlook:
         With the budget that `rule` will give: what it would not verify is not worth drawing.
         Where that depth is 0 nobody drafts, but for a probe now and then: confidences come only
         from drafts, and what was true of other requests may not be of these.
+
+        Asked once a step, in the order of the steps.
+
+        Raises:
+            RuntimeError: the step `LAG` before this one was never learnt.
         """
-        if not any(shape.draft_limits):
-            self._push({})
-            return shape.draft_limits
-        ranked = self.expected(shape).ranked()
-        best = []
-        whole = np.array([shape.chance(req) > 0 for req in range(len(shape.serials))])
-        for depth in range(deepest(shape) + 1):
-            drawn = ranked.within(depth, whole)
-            theta = tokens_per_second(drawn, limit_depth(shape, depth), costs)
-            best.append(theta[rule(theta)])
+        self._begin(shape.serials)
+        depths = self._depths(shape, costs, rule) if any(shape.draft_limits) else shape.draft_limits
+        if not any(depths):
+            self._steps[-1].learnt = _NOTHING
+        return depths
+
+    def budget(self, shape: StepShape, costs: StepCosts, rule: BudgetRule) -> int:
+        """Drafts to verify of those drawn in this step, all requests together.
+
+        Asked after the depths of the step, which are the draft limits of `shape`.
+        """
+        assert self._ranked is not None
+        drawn = self._ranked.within(np.array(shape.draft_limits))
+        return rule(tokens_per_second(drawn, shape, costs))
+
+    def learn(self, shape: StepShape, now: Confidences | None) -> None:
+        """Take the confidences of the oldest step that waits for its own.
+
+        Args:
+            shape: of that step. What is predicted teaches nothing about the drafter.
+            now: None: the drafter has none.
+
+        Raises:
+            RuntimeError: no step waits, or it is one of other requests.
+        """
+        step = next((step for step in self._steps if step.learnt is None), None)
+        if step is None or step.serials != shape.serials:
+            raise RuntimeError("confidences of a step that does not wait for any")
+        if now is None:
+            step.learnt = _NOTHING
+        else:
+            lens = np.where(_chances(shape) > 0, 0, now.lens) if shape.predicted else now.lens
+            step.learnt = _Learnt(shape.serials, now.values, lens)
+
+    def expected(self, shape: StepShape) -> Confidences:
+        """What to expect of blocks drawn up to `shape.draft_limits`."""
+        limits = np.array(shape.draft_limits)
+        values = np.ones((len(limits), limits.max()))
+        mean = self._mean[: values.shape[1]]
+        values[:, : len(mean)] = mean
+        known = self._known.of(shape.serials)
+        theirs = known.values[:, : values.shape[1]]
+        there = np.arange(theirs.shape[1]) < known.lens[:, None]
+        np.copyto(values[:, : theirs.shape[1]], theirs, where=there)
+        if shape.predicted:
+            chances = _chances(shape)[:, None]
+            values = np.where(chances > 0, chances, values)
+        return Confidences(values, limits)
+
+    def _begin(self, serials: tuple[int, ...]) -> None:
+        """Go on to the next step: the one `LAG` before it begins to count."""
+        self._ranked = None
+        if len(self._steps) == LAG:
+            learnt = self._steps.popleft().learnt
+            if learnt is None:
+                raise RuntimeError(f"the confidences of {LAG} steps ago have not come")
+            self._known = learnt
+            self._average(learnt)
+        self._steps.append(_Step(serials))
+
+    def _depths(self, shape: StepShape, costs: StepCosts, rule: BudgetRule) -> tuple[int, ...]:
+        expected = self.expected(shape)
+        limits, chances = expected.lens, _chances(shape)
+        drawn = (limits > 0) & (chances == 0)
+        self._ranked = expected.ranked()
+        every = tokens_per_second_by_depth(self._ranked, shape, costs)
+        best = [theta[rule(theta)] for theta in every]
         # A deeper block at no cost is welcome: what is drawn can still be left unverified.
         depth = int(np.flatnonzero(np.array(best) == max(best))[-1])
-        limits = limit_depth(shape, depth).draft_limits
-        if depth or not deepest(shape):
+        if depth or not drawn.any():
             self._num_undrafted = 0
-            return limits
-        self._num_undrafted += 1
-        if self._num_undrafted == PROBE_EVERY:
-            self._num_undrafted = 0
-            return self._probe(shape)
-        if not any(limits):
-            self._push({})
-        return limits
+        else:
+            self._num_undrafted += 1
+            if self._num_undrafted == PROBE_EVERY:
+                self._num_undrafted = 0
+                return self._probe(limits, drawn)
+        return tuple(np.where(drawn, np.minimum(limits, depth), limits).tolist())
 
-    def _probe(self, shape: StepShape) -> tuple[int, ...]:
+    def _probe(self, limits: Ints, drawn: Bools) -> tuple[int, ...]:
         """One request's whole block; another's the next time."""
-        limits = shape.draft_limits
-        able = [req for req, limit in enumerate(limits) if limit and not shape.chance(req)]
+        able = np.flatnonzero(drawn)
         chosen = able[self._num_probes % len(able)]
         self._num_probes += 1
-        without = limit_depth(shape, 0).draft_limits
-        return (*without[:chosen], limits[chosen], *without[chosen + 1 :])
+        depths = np.where(drawn & (np.arange(len(limits)) != chosen), 0, limits)
+        return tuple(depths.tolist())
 
-    def _push(self, confidences: dict[int, Floats]) -> None:
-        self._recent.append(confidences)
-        self._average(self._recent[0])
-
-    def _average(self, confidences: dict[int, Floats]) -> None:
+    def _average(self, learnt: _Learnt) -> None:
         """Take a step into the means: each block counts as much as it is likely to get there."""
-        width = max((len(row) for row in confidences.values()), default=0)
-        if width > len(self._mean):
-            more = width - len(self._mean)
+        width = int(learnt.lens.max(initial=0))
+        if not width:
+            return
+        more = max(0, width - len(self._mean))
+        if more:
             self._mean = np.append(self._mean, np.ones(more))
             self._num_seen = np.append(self._num_seen, np.zeros(more, dtype=np.int64))
-        total, weight = np.zeros(width), np.zeros(width)
-        for row in confidences.values():
-            reaching = np.append(1.0, np.cumprod(row)[:-1])
-            total[: len(row)] += reaching * row
-            weight[: len(row)] += reaching
+        values = learnt.values[:, :width]
+        reaching = np.ones_like(values)
+        np.cumprod(values[:, :-1], axis=1, out=reaching[:, 1:])
+        reaching *= np.arange(width) < learnt.lens[:, None]
+        weight = reaching.sum(axis=0)
         seen = np.flatnonzero(weight > 0)
+        mean = (reaching * values).sum(axis=0)[seen] / weight[seen]
         self._num_seen[seen] += 1
         rate = np.maximum(1 / self._num_seen[seen], LEAST_WEIGHT)
-        self._mean[seen] += rate * (total[seen] / weight[seen] - self._mean[seen])
+        self._mean[seen] += rate * (mean - self._mean[seen])
 
 
 def first_decline(theta: Floats) -> int:
@@ -190,15 +267,6 @@ def first_decline(theta: Floats) -> int:
 def highest(theta: Floats) -> int:
     """The best of all budgets, the smallest of equals."""
     return int(theta.argmax())
-
-
-def limit_depth(shape: StepShape, depth: int) -> StepShape:
-    """The same step with no block drawn deeper than `depth`. What is predicted is not drawn."""
-    limits = tuple(
-        limit if shape.chance(req) else min(limit, depth)
-        for req, limit in enumerate(shape.draft_limits)
-    )
-    return replace(shape, draft_limits=limits)
 
 
 def tokens_per_second(ranked: Ranked, shape: StepShape, costs: StepCosts) -> Floats:
@@ -215,19 +283,45 @@ def tokens_per_second(ranked: Ranked, shape: StepShape, costs: StepCosts) -> Flo
     Returns:
         [N + 1].
     """
-    gains = shape.num_emitting + np.append(0.0, np.cumsum(ranked.survival))
+    gains = np.zeros(len(ranked.survival) + 1)
+    ranked.survival.cumsum(out=gains[1:])
     tokens = shape.num_known + np.arange(len(gains))
     seconds = costs.target_seconds(len(shape.serials), tokens)
-    drawn = drawn_limits(shape)
-    return gains / (seconds + costs.draft_seconds(len(drawn), max(drawn, default=0)))
+    limits = np.array(shape.draft_limits)
+    drawn = limits[(limits > 0) & (_chances(shape) == 0)]
+    drafting = costs.draft_seconds(len(drawn), int(drawn.max(initial=0)))
+    return (shape.num_emitting + gains) / (seconds + drafting)
 
 
-def drawn_limits(shape: StepShape) -> list[int]:
-    """Limits of the blocks that the drafter draws."""
-    limits = enumerate(shape.draft_limits)
-    return [limit for req, limit in limits if limit and not shape.chance(req)]
+def tokens_per_second_by_depth(ranked: Ranked, shape: StepShape, costs: StepCosts) -> Floats:
+    """Theta of blocks drawn 0 .. D deep, D the deepest that the draft limits allow.
+
+    Depth d counts the drafts of the first d positions, and all of those that are predicted. Budgets
+    are those of `tokens_per_second` at that depth, the same one perhaps several times: a column is
+    what ranks up to a draft, or to every n-th, whatever the depth.
+
+    Returns:
+        [D + 1, at most `MOST_POINTS` + 1].
+    """
+    limits, chances = np.array(shape.draft_limits), _chances(shape)
+    drawn = limits[(limits > 0) & (chances == 0)]
+    most, num_drafts = int(drawn.max(initial=0)), len(ranked.survival)
+    first = ranked.positions + 1  # depth from which on a draft counts
+    if shape.predicted:
+        first = np.where(chances[ranked.reqs] > 0, 0, first)
+    step = -(-num_drafts // MOST_POINTS)
+    size = (most + 1, -(-num_drafts // step))
+    column = first * size[1] + np.arange(size[1]).repeat(step)[:num_drafts]
+    gains, budgets = np.zeros((2, size[0], size[1] + 1))
+    for sums, weights in ((gains, ranked.survival), (budgets, None)):
+        found = np.bincount(column, weights, size[0] * size[1]).reshape(size)
+        found.cumsum(axis=0).cumsum(axis=1, out=sums[:, 1:])
+    tokens = shape.num_known + np.arange(num_drafts + 1)
+    seconds = costs.target_seconds(len(limits), tokens)[budgets.astype(np.int64)]
+    drafting = costs.draft_curve(len(drawn), np.arange(most + 1))
+    return (shape.num_emitting + gains) / (seconds + drafting[:, None])
 
 
-def deepest(shape: StepShape) -> int:
-    """The deepest of those; 0: the drafter draws none."""
-    return max(drawn_limits(shape), default=0)
+def _chances(shape: StepShape) -> Floats:
+    """[B], as `StepShape.chance` gives them."""
+    return np.array(shape.predicted) if shape.predicted else np.zeros(len(shape.serials))

@@ -13,8 +13,10 @@ can depend on a draft of its own step.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +55,44 @@ class Planner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """An admission that is left to the device: `ops.triton.plan.allocate` with these two numbers.
+
+    A draft is verified if it is among the `budget` likeliest of the step to survive and its
+    survival is at least `threshold`. Where the drafter has no confidences every draft is.
+    """
+
+    budget: int  # drafts of all requests together; never more than were drawn
+    threshold: float = 0.0  # 0: whatever its survival is
+
+
+@runtime_checkable
+class DevicePlanner(Planner, Protocol):
+    """A policy that needs no confidence of a step on the host before the step runs.
+
+    Its steps may be planned while the one before still runs: `depths`, then `device_plan`, then
+    the next step's, and `learn` when a step's confidences have come back, which is before the
+    second step after it is planned.
+    """
+
+    def device_plan(self, shape: StepShape) -> DevicePlan:
+        """What the device does in this step; `shape` has the draft limits that `depths` gave."""
+        ...
+
+    def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
+        """Take what came back from the oldest step with drafts that has not been learnt.
+
+        Asked once for every step in which `depths` let anybody draft.
+
+        Args:
+            shape: of that step.
+            confidence: [B, K] on the host; None: the drafter has none.
+            num_drafted: [B] int64 on the host.
+        """
+        ...
+
+
 class VerifyAll:
     """Verify every draft.
 
@@ -66,6 +106,13 @@ class VerifyAll:
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:  # noqa: ARG002
         """All that was drafted."""
         return _admission(proposal.num_drafted)
+
+    def device_plan(self, shape: StepShape) -> DevicePlan:
+        """Room for all."""
+        return DevicePlan(sum(shape.draft_limits))
+
+    def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
+        """Nothing is remembered."""
 
 
 class Threshold:
@@ -83,7 +130,8 @@ class Threshold:
     def __init__(self, threshold: float) -> None:
         if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"threshold must be in [0, 1], got {threshold}")
-        self._threshold = threshold
+        # Confidences are float32: at the threshold is in, also where it has no exact number.
+        self._threshold = float(np.float32(threshold))
 
     def depths(self, shape: StepShape) -> tuple[int, ...]:
         """As deep as allowed."""
@@ -93,9 +141,16 @@ class Threshold:
         """The prefix over the threshold."""
         if proposal.confidence is None:
             return _admission(proposal.num_drafted)
-        survival = proposal.confidence.nan_to_num(0.0).cumprod(-1)
-        prefix = (survival >= self._threshold).long().cumprod(-1).sum(-1)
+        known = proposal.confidence.double().nan_to_num(0.0).clamp(0.0, 1.0)
+        prefix = (known.cumprod(-1) >= self._threshold).long().cumprod(-1).sum(-1)
         return _admission(torch.minimum(prefix, proposal.num_drafted))
+
+    def device_plan(self, shape: StepShape) -> DevicePlan:
+        """Room for all; what survives is known there."""
+        return DevicePlan(sum(shape.draft_limits), self._threshold)
+
+    def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
+        """Nothing is remembered."""
 
 
 class CausalGreedy:
@@ -125,9 +180,10 @@ class CausalGreedy:
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         """By current survival, up to the first decline."""
         if proposal.confidence is None:
+            self._outlook.learn(shape, None)
             return _admission(proposal.num_drafted)
-        now = Confidences.of(proposal)
-        self._outlook.note(shape, now)
+        now = Confidences.of(proposal.confidence, proposal.num_drafted)
+        self._outlook.learn(shape, now)
         ranked = now.ranked()
         budget = first_decline(tokens_per_second(ranked, shape, self._costs))
         return _allocation(ranked, budget, proposal)
@@ -139,7 +195,8 @@ class LaggedTopK:
     The budget is the m of the highest Theta over all m, for the survivals that the `Outlook`
     expects: what an engine can know whose host runs a step behind its device. It counts steps,
     never time. The allocation is by current survival, ties to the earlier position, then to the
-    earlier request. Without confidences every draft is verified.
+    earlier request. Without confidences every draft is verified. Where steps are padded to sizes,
+    the budgets that win fill one: `StepCosts.sizes`.
 
     Does not look at the token it admits: the budget and the depth were settled before anything was
     drawn. Given them, k of a block is in if fewer than m drafts rank before it. Of its own block
@@ -155,16 +212,31 @@ class LaggedTopK:
         """The depth that the outlook favours."""
         return self._outlook.depths(shape, self._costs, highest)
 
+    def budget(self, shape: StepShape) -> int:
+        """The best number of drafts to verify, before any is drawn.
+
+        Args:
+            shape: of the step, its draft limits being the depths. How many drafts there are may
+                depend on them: the budget looks at what was asked for.
+        """
+        return self._outlook.budget(shape, self._costs, highest)
+
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         """The expected best budget, by current survival."""
+        self.learn(shape, proposal.confidence, proposal.num_drafted)
         if proposal.confidence is None:
             return _admission(proposal.num_drafted)
-        # How many drafts there are may depend on them: the budget looks at what was asked for.
-        expected = self._outlook.expected(shape).ranked()
-        budget = highest(tokens_per_second(expected, shape, self._costs))
-        now = Confidences.of(proposal)
-        self._outlook.note(shape, now)
-        return _allocation(now.ranked(), budget, proposal)
+        now = Confidences.of(proposal.confidence, proposal.num_drafted)
+        return _allocation(now.ranked(), self.budget(shape), proposal)
+
+    def device_plan(self, shape: StepShape) -> DevicePlan:
+        """The budget; the device knows the survivals of now."""
+        return DevicePlan(self.budget(shape))
+
+    def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
+        """Remember a step's confidences; they count from the second step after it."""
+        now = None if confidence is None else Confidences.of(confidence, num_drafted)
+        self._outlook.learn(shape, now)
 
 
 def _allocation(ranked: Ranked, budget: int, proposal: DraftProposal) -> Admission:

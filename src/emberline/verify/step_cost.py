@@ -9,7 +9,7 @@ import math
 from bisect import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +33,16 @@ class StepCosts:
     A table may be without draft costs: those of other engines know whole steps only. Drafting then
     counts as free, and what it took is in `target` of every step, drafted or not.
 
+    Where steps are padded, one costs what the smallest size does that holds it: costs are stairs,
+    and the best budgets fill a size. Steps over the largest size run as they are.
+
     Raises `ValueError` naming the field and the point that has no meaning.
     """
 
     target: tuple[Point, ...]  # (requests, tokens, seconds) of everything but drafting
     draft: tuple[Point, ...]  # (requests that draft, drafts a block, seconds)
+    sizes: tuple[int, ...] = ()  # rising token counts that steps are padded to; (): they are not
+    _held: Ints = field(init=False, repr=False, compare=False)  # sizes, then FAR
     _target: _Surface = field(init=False, repr=False, compare=False)
     _draft: _Surface = field(init=False, repr=False, compare=False)
 
@@ -46,18 +51,29 @@ class StepCosts:
             raise ValueError("target is empty: it needs at least one point")
         _check("target", "tokens", self.target)
         _check("draft", "drafts", self.draft)
+        if not all(0 < low < high for low, high in pairwise((*self.sizes, FAR))):
+            raise ValueError(f"sizes must be positive and rise, got {self.sizes}")
+        object.__setattr__(self, "_held", np.array((*self.sizes, FAR)))
         object.__setattr__(self, "_target", _Surface(self.target))
         object.__setattr__(self, "_draft", _Surface(self.draft))
 
     def target_seconds(self, num_reqs: int, num_tokens: Ints) -> Floats:
         """Seconds of everything but drafting, for steps of so many tokens. [N] -> [N]."""
-        return self._target.curve(num_reqs).at(num_tokens)
+        curve = self._target.curve(num_reqs)
+        if not self.sizes:
+            return curve.at(num_tokens)
+        held = self._held[self._held.searchsorted(num_tokens)]
+        return curve.at(np.where(held < FAR, held, num_tokens))
 
     def draft_seconds(self, num_reqs: int, num_drafts: int) -> float:
         """Seconds to draft; 0 when nobody does, and where draft costs are unknown."""
-        if not (num_reqs and num_drafts and self.draft):
-            return 0.0
-        return float(self._draft.curve(num_reqs).at(num_drafts))
+        return float(self.draft_curve(num_reqs, np.array(num_drafts)))
+
+    def draft_curve(self, num_reqs: int, num_drafts: Ints) -> Floats:
+        """The same for blocks of several depths. [N] -> [N]."""
+        if not (num_reqs and self.draft):
+            return np.zeros(num_drafts.shape)
+        return np.where(num_drafts > 0, self._draft.curve(num_reqs).at(num_drafts), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +86,7 @@ class _Curve:
     @classmethod
     def through(cls, counts: Floats, seconds: Floats) -> _Curve:
         """Through N points, and on with the slope of the last two."""
-        # Measured times waver, and a planner that looks for the best of many counts would find just
-        # the dents. What disturbs a measurement only adds to it: of two points of which the later
-        # is the cheaper, the earlier is the one that is wrong.
-        seconds = np.minimum.accumulate(seconds[::-1])[::-1]
+        seconds = _rising(seconds)
         slope = 0.0
         if len(counts) > 1:
             slope = (seconds[-1] - seconds[-2]) / (counts[-1] - counts[-2])
@@ -88,6 +101,14 @@ class _Curve:
     def at(self, counts: Ints | Floats | int) -> Floats:
         """Seconds at each count, of the same shape."""
         return np.asarray(np.interp(counts, self.counts, self.seconds))
+
+
+def _rising(seconds: Floats) -> Floats:
+    """Times of rising counts, with those lowered that a later one is under."""
+    # Measured times waver, and a planner that looks for the best of many counts would find just
+    # the dents. What disturbs a measurement only adds to it: of two points of which the later
+    # is the cheaper, the earlier is the one that is wrong.
+    return np.minimum.accumulate(seconds[::-1])[::-1]
 
 
 class _Surface:
@@ -115,17 +136,17 @@ class _Surface:
         above = min(bisect(measured, num_reqs), len(measured) - 1)
         low, high = measured[above - 1], measured[above]
         few, many = self._measured[low], self._measured[high]
-        counts = np.union1d(few.counts, many.counts)[:-1]  # `through` adds FAR again
+        counts = np.union1d(few.counts, many.counts)
         share = (num_reqs - low) / (high - low)
         if share > 1:
             rise = np.maximum(many.at(counts) - few.at(counts), 0.0)
-            return _Curve.through(counts, many.at(counts) + (share - 1) * rise)
+            return _Curve(counts, _rising(many.at(counts) + (share - 1) * rise))
         # A step has at least a token a request, so the curve of more requests begins later. Held
         # at its first value it would hide what the first tokens of this one cost.
         early = counts < many.counts[0]
         down = many.at(counts) - many.first_slope * (many.counts[0] - counts)
         more = np.where(early, np.maximum(down, few.at(counts)), many.at(counts))
-        return _Curve.through(counts, (1 - share) * few.at(counts) + share * more)
+        return _Curve(counts, _rising((1 - share) * few.at(counts) + share * more))
 
 
 def _check(name: str, count: str, points: Iterable[Point]) -> None:

@@ -1,7 +1,7 @@
 """What is verified and where its rows are, on a GPU: from confidences to a layout.
 
 `sound_lens` is the cut of `engine.propose` at drafts that were drawn from nothing, `allocate` the
-allocation of `verify.planner.LaggedTopK`, the budget being given; `lay_out` and `fill_batch` are
+allocation of `verify.planner`, its two numbers being given; `lay_out` and `fill_batch` are
 `TokenLayout.build` and `engine.step.forward_batch` for buckets of fixed size, whose tail is
 padding. Nothing waits for the host, and no shape depends on a value.
 
@@ -69,7 +69,7 @@ def _survival(confidence, before):
 
 @triton.jit(do_not_specialize=["num_reqs"])
 def _allocate(
-    confidence, num_drafted, budget, num_admitted, num_reqs, num_drafts,
+    confidence, num_drafted, budget, threshold, num_admitted, num_reqs, num_drafts,
     SLOTS: tl.constexpr, REQS: tl.constexpr,
 ):  # fmt: skip
     """One request a program: for each of its drafts it counts those that come first."""
@@ -94,18 +94,24 @@ def _allocate(
             ahead = ahead & (k < drafted)[:, None]
             first += tl.sum(ahead.to(tl.int64), 0)
     admitted = (slot < tl.load(num_drafted + req)) & (first < tl.load(budget))
+    if threshold is not None:
+        admitted = admitted & (own >= tl.load(threshold).to(tl.float64))
     tl.store(num_admitted + req, tl.sum(admitted.to(tl.int64), 0))
 
 
-def allocate(confidence: Tensor, num_drafted: Tensor, budget: Tensor) -> Tensor:
-    """How many drafts of each request are among the `budget` likeliest to survive.
+def allocate(
+    confidence: Tensor, num_drafted: Tensor, budget: Tensor, threshold: Tensor | None = None
+) -> Tensor:
+    """How many drafts of each request a `verify.planner.DevicePlan` admits.
 
+    Those among the `budget` likeliest to survive, as far as their survival reaches the threshold.
     By survival, the product of the confidences up to a draft; ties by position, then by request.
 
     Args:
         confidence: [B, K] float32, contiguous.
         num_drafted: [B] int64, 0 .. K.
         budget: [] int64, drafts of all requests together.
+        threshold: [] float32, least survival; None: any.
 
     Returns:
         [B] int64: a prefix of each block.
@@ -114,7 +120,8 @@ def allocate(confidence: Tensor, num_drafted: Tensor, budget: Tensor) -> Tensor:
     num_admitted = torch.empty_like(num_drafted)
     if num_reqs:
         _allocate[(num_reqs,)](
-            confidence.contiguous(), num_drafted, budget, num_admitted, num_reqs, num_drafts,
+            confidence.contiguous(), num_drafted, budget, threshold, num_admitted,
+            num_reqs, num_drafts,
             SLOTS=triton.next_power_of_2(max(num_drafts, 1)), REQS=REQS,
         )  # fmt: skip
     return num_admitted
