@@ -80,7 +80,7 @@ def test_a_wide_map_has_wider_tiles(monkeypatch) -> None:
 
 
 def test_sums_are_rounded_where_the_plain_form_rounds() -> None:
-    """An update of 1.0039 is 1 when it is added: 256 and it make 256, where at once they make 258."""
+    """An update of 1.0039 is added as 1, and 256 stays what it was; unrounded it makes 258."""
     x = torch.full((1, 16), 256.0, dtype=torch.bfloat16, device=DEVICE)
     y = torch.zeros(1, 64, dtype=torch.bfloat16, device=DEVICE)
     y[0, :2] = 1.0
