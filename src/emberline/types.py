@@ -294,60 +294,98 @@ class TokenLogprobs:
     annotation: TokenAnnotation | None = None
 
 
-def count_one(counts: tuple[int, ...], index: int) -> tuple[int, ...]:
-    """Add one to the count at `index`, which may be the first there."""
-    padded = counts + (0,) * (index + 1 - len(counts))
-    return (*padded[:index], padded[index] + 1, *padded[index + 1 :])
-
-
-def add_per_pos(counts: tuple[int, ...], length: int, width: int = 0) -> tuple[int, ...]:
-    """Add one to positions 0 .. length - 1; at least `width` positions are kept."""
-    size = max(len(counts), length, width)
-    padded = counts + (0,) * (size - len(counts))
-    return tuple(c + (i < length) for i, c in enumerate(padded))
+StepCounts = tuple[int, int, int, int, bool]
+"""Of one verify step: drafts proposed, verified and accepted, tokens emitted, and whether the
+drafts came from the request's prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """How a request was speculated. Exact counts, never windowed."""
+    """How a request was speculated: exact counts of its verify steps, never windowed.
 
-    num_steps: int = 0  # verify steps: steps that emitted tokens after the prompt's last chunk
-    num_drafted: int = 0  # draft tokens proposed
-    num_verified: int = 0  # of those, run through the target
-    num_accepted: int = 0  # of those, accepted
-    num_emitted: int = 0  # tokens emitted by those steps
-    num_predicted: int = 0  # verified drafts that came from the request's prediction
-    num_predicted_accepted: int = 0  # of those, accepted
-    verified_per_pos: tuple[int, ...] = ()
-    accepted_per_pos: tuple[int, ...] = ()
-    accepted_histogram: tuple[int, ...] = ()  # steps by the number of drafts they accepted
+    A verify step is one that emitted tokens after the prompt's last chunk. What is kept is how many
+    steps went which way; every other count follows from that.
+    """
 
-    def add_step(
-        self, drafted: int, verified: int, accepted: int, emitted: int, *, predicted: bool = False
-    ) -> SpeculationStats:
-        """These counts and those of one more verify step; `predicted`: drafts of a prediction."""
-        return SpeculationStats(
-            num_steps=self.num_steps + 1,
-            num_drafted=self.num_drafted + drafted,
-            num_verified=self.num_verified + verified,
-            num_accepted=self.num_accepted + accepted,
-            num_emitted=self.num_emitted + emitted,
-            num_predicted=self.num_predicted + (verified if predicted else 0),
-            num_predicted_accepted=self.num_predicted_accepted + (accepted if predicted else 0),
-            verified_per_pos=add_per_pos(self.verified_per_pos, verified),
-            accepted_per_pos=add_per_pos(self.accepted_per_pos, accepted, verified),
-            accepted_histogram=count_one(self.accepted_histogram, accepted),
-        )
+    steps: Mapping[StepCounts, int] = field(default_factory=dict)
+
+    def __add__(self, other: SpeculationStats) -> SpeculationStats:
+        """Counts of both."""
+        steps = dict(self.steps)
+        for counts, times in other.steps.items():
+            steps[counts] = steps.get(counts, 0) + times
+        return SpeculationStats(steps)
+
+    @property
+    def num_steps(self) -> int:
+        """Verify steps."""
+        return sum(self.steps.values())
+
+    @property
+    def num_drafted(self) -> int:
+        """Draft tokens proposed."""
+        return sum(drafted * times for (drafted, *_), times in self.steps.items())
+
+    @property
+    def num_verified(self) -> int:
+        """Of those, run through the target."""
+        return sum(verified * times for (_, verified, *_), times in self.steps.items())
+
+    @property
+    def num_accepted(self) -> int:
+        """Of those, accepted."""
+        return sum(accepted * times for (_, _, accepted, *_), times in self.steps.items())
+
+    @property
+    def num_emitted(self) -> int:
+        """Tokens emitted."""
+        return sum(emitted * times for (_, _, _, emitted, _), times in self.steps.items())
+
+    @property
+    def num_predicted(self) -> int:
+        """Verified drafts that came from the request's prediction."""
+        return sum(verified * n for (_, verified, _, _, own), n in self.steps.items() if own)
+
+    @property
+    def num_predicted_accepted(self) -> int:
+        """Of those, accepted."""
+        return sum(accepted * n for (_, _, accepted, _, own), n in self.steps.items() if own)
+
+    @property
+    def verified_per_pos(self) -> tuple[int, ...]:
+        """Steps that verified a draft at each position of the block."""
+        return _reaching([(verified, n) for (_, verified, *_), n in self.steps.items()])
+
+    @property
+    def accepted_per_pos(self) -> tuple[int, ...]:
+        """Steps that accepted one there."""
+        reached = _reaching([(accepted, n) for (_, _, accepted, *_), n in self.steps.items()])
+        return reached + (0,) * (len(self.verified_per_pos) - len(reached))
+
+    @property
+    def accepted_histogram(self) -> tuple[int, ...]:
+        """Steps by the number of drafts they accepted."""
+        most = max((counts[2] for counts in self.steps), default=-1)
+        by_number = [0] * (most + 1)
+        for (_, _, accepted, *_), times in self.steps.items():
+            by_number[accepted] += times
+        return tuple(by_number)
 
     @property
     def acceptance_length(self) -> float:
         """Tokens a verify step, recovered or bonus token included; 0.0 before the first step."""
-        return self.num_emitted / self.num_steps if self.num_steps else 0.0
+        return self.num_emitted / self.num_steps if self.steps else 0.0
 
     @property
     def acceptance_rate(self) -> float:
         """Share of the verified drafts that were accepted; 0.0 when none was verified."""
         return self.num_accepted / self.num_verified if self.num_verified else 0.0
+
+
+def _reaching(lengths: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """How often each position was reached, by blocks of (length, times)."""
+    most = max((length for length, _ in lengths), default=0)
+    return tuple(sum(n for length, n in lengths if length > at) for at in range(most))
 
 
 @dataclass(frozen=True, slots=True)

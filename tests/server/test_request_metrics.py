@@ -148,7 +148,7 @@ def test_a_stop_inside_a_block_counts_what_was_kept(telling: Server) -> None:
 
 
 def test_longer_blocks_than_the_drafters_widen_the_histogram() -> None:
-    stats = SpeculationStats().add_step(15, 15, 12, 13).add_step(0, 0, 0, 1)
+    stats = SpeculationStats({(15, 15, 12, 13, False): 1, (0, 0, 0, 1, False): 1})
     last = RequestOutput("r", num_output_tokens=15, stats=stats)
     got = request_metrics(RequestTimes(0.1, 0.5), last, 7)["speculative_decoding"]
     assert got["num_spec_tokens"] == 15

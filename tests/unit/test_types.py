@@ -107,11 +107,18 @@ def test_a_seed_couples_unless_told_otherwise(accept: str, seed: int | None, cou
     assert SamplingParams(accept=accept, seed=seed).coupled is coupled  # type: ignore[arg-type]
 
 
-def test_acceptance_counts_become_rates() -> None:
-    stats = SpeculationStats(num_steps=4, num_drafted=28, num_verified=20, num_accepted=10)
+def test_counts_of_steps_become_totals_and_rates() -> None:
+    steps = {(7, 5, 2, 3, False): 3, (7, 5, 4, 5, True): 1, (0, 0, 0, 1, False): 2}
+    stats = SpeculationStats(steps)
+    assert (stats.num_steps, stats.num_drafted, stats.num_verified) == (6, 28, 20)
+    assert (stats.num_accepted, stats.num_emitted) == (10, 16)
     assert stats.acceptance_rate == 0.5
-    assert dataclasses.replace(stats, num_emitted=14).acceptance_length == 3.5
+    assert stats.acceptance_length == pytest.approx(16 / 6)
+    assert stats.verified_per_pos == (4, 4, 4, 4, 4)
+    assert stats.accepted_per_pos == (4, 4, 1, 1, 0)
+    assert (stats.num_predicted, stats.num_predicted_accepted) == (5, 4)
     assert SpeculationStats().acceptance_rate == SpeculationStats().acceptance_length == 0.0
+    assert (stats + stats).num_steps == 12
 
 
 def test_an_output_with_a_reason_is_the_last() -> None:
@@ -126,9 +133,8 @@ def test_a_full_queue_says_when_to_come_back() -> None:
 
 
 def test_the_histogram_of_accepted_drafts_reconciles_with_the_totals() -> None:
-    stats = SpeculationStats()
-    for accepted in (2, 0, 5, 2):
-        stats = stats.add_step(drafted=5, verified=5, accepted=accepted, emitted=accepted + 1)
+    steps = {(5, 5, accepted, accepted + 1, False): n for accepted, n in ((2, 2), (0, 1), (5, 1))}
+    stats = SpeculationStats(steps)
     assert stats.accepted_histogram == (1, 0, 2, 0, 0, 1)
     assert sum(stats.accepted_histogram) == stats.num_steps
     counts = enumerate(stats.accepted_histogram)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,6 +24,7 @@ from emberline.engine.scheduler import ScheduledRequest, Scheduler
 from emberline.engine.scoring import score_prompts
 from emberline.engine.step import StepParts, StepResult, run_step
 from emberline.engine.step_inputs import StepInputs, build_inputs
+from emberline.engine.tally import Tally
 from emberline.engine.trace import BlockTrace, Observer
 from emberline.engine.validation import check_ids, check_length, check_options
 from emberline.sampling.keys import request_seed
@@ -35,6 +36,7 @@ from emberline.types import (
     InvalidRequest,
     Request,
     RequestOutput,
+    SpeculationStats,
     TokenLogprobs,
 )
 from emberline.verify.planner import Planner
@@ -71,8 +73,7 @@ class Engine:
         self._cache_len = cache.longest(config.scheduler.prefill_chunk)
         self._scheduler = Scheduler(config.scheduler, cache, self.max_draft_tokens)
         self._states: dict[str, RequestState] = {}
-        self._totals: Counter[str] = Counter()  # fields of EngineSnapshot
-        self._accepted_per_pos = [0] * self.max_draft_tokens
+        self._tally = Tally()
         self._pace = Pace()
         self._num_added = 0
         self._runner: Runner | None = None
@@ -190,9 +191,16 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """Counters since the start, and what is held now."""
+        tally = self._tally
         return EngineSnapshot(
-            **self._totals,
-            accepted_per_pos=tuple(self._accepted_per_pos),
+            num_engine_steps=tally.num_engine_steps,
+            prompt_tokens=tally.prompt_tokens,
+            generation_tokens=tally.generation_tokens,
+            num_verify_steps=tally.num_verify_steps,
+            num_emitted_tokens=tally.num_emitted_tokens,
+            num_draft_tokens=tally.num_draft_tokens,
+            num_accepted_tokens=tally.num_accepted_tokens,
+            accepted_per_pos=tally.accepted_per_pos(self.max_draft_tokens),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             kv_usage=1 - self._scheduler.cache.num_available / self._pool.num_pages,
@@ -260,17 +268,14 @@ class Engine:
 
     def _commit(self, plan: Sequence[ScheduledRequest], outcome: Outcome) -> list[RequestOutput]:
         """Append what was emitted, cut at stops; count, finish, free."""
-        outputs = []
-        self._totals["num_engine_steps"] += 1
+        outputs, tally = [], self._tally
+        tally.num_engine_steps += 1
         for i, entry in enumerate(plan):
             state = entry.state
             if state.slot < 0:
                 continue  # it ended while the step was on its way
             if i in outcome.broken:
-                for pool in self.parts.kv_pools:
-                    pool.clear(self._scheduler.private_pages(state))
-                failed = Ending(FinishReason.ERROR)
-                outputs.append(self._finish(state, failed, error=outcome.broken[i]))
+                outputs.append(self._fail(state, outcome.broken[i]))
                 continue
             is_first = state.num_output == 0
             accepted = outcome.num_accepted[i]
@@ -281,16 +286,26 @@ class Engine:
             if ending is None:
                 self._scheduler.computed(state)
             if is_first and (kept or ending):
-                self._totals["prompt_tokens"] += state.num_prompt
+                tally.prompt_tokens += state.num_prompt
             elif kept:
-                counts = outcome.num_drafted[i], outcome.num_admitted[i], accepted, len(kept)
-                self._count_verify(state, *counts, predicted=outcome.predicted[i])
-            self._totals["generation_tokens"] += len(kept)
+                count = len(kept)  # drafts behind a stop were not accepted
+                drafted, admitted = outcome.num_drafted[i], outcome.num_admitted[i]
+                counts = drafted, admitted, min(accepted, count), count, outcome.predicted[i]
+                state.steps[counts] = state.steps.get(counts, 0) + 1
+                state.num_steps += 1
+                tally.add(counts)
+            tally.generation_tokens += len(kept)
             if kept or ending:
                 scored = outcome.records[i]
                 kept_records = scored[: len(kept)] if scored is not None else None
                 outputs.append(self._output(state, kept, kept_records, ending))
         return outputs
+
+    def _fail(self, state: RequestState, error: str) -> RequestOutput:
+        """End a request whose logits are no distribution. What it left is nobody's to read."""
+        for pool in self.parts.kv_pools:
+            pool.clear(self._scheduler.private_pages(state))
+        return self._finish(state, Ending(FinishReason.ERROR), error=error)
 
     def _output(
         self,
@@ -328,7 +343,7 @@ class Engine:
             num_cached_tokens=state.num_cached or 0,
             num_output_tokens=state.num_output,
             queue_seconds=state.waited(self._clock()),
-            stats=state.stats,
+            stats=SpeculationStats(dict(state.steps)),
         )
 
     def _finish(
@@ -367,28 +382,6 @@ class Engine:
         if token_ids:
             places = torch.tensor([slots, positions], device=self.parts.history.device)
             self.parts.history[places[0], places[1]] = torch.tensor(token_ids).to(places.device)
-
-    def _count_verify(
-        self,
-        state: RequestState,
-        drafted: int,
-        admitted: int,
-        accepted: int,
-        kept: int,
-        *,
-        predicted: bool,
-    ) -> None:
-        """Exact counts from this step's real widths; drafts behind a stop were not accepted."""
-        accepted = min(accepted, kept)
-        state.stats = state.stats.add_step(drafted, admitted, accepted, kept, predicted=predicted)
-        self._totals["num_verify_steps"] += 1
-        self._totals["num_emitted_tokens"] += kept
-        self._totals["num_draft_tokens"] += admitted
-        self._totals["num_accepted_tokens"] += accepted
-        more = accepted - len(self._accepted_per_pos)  # a prediction's blocks may be longer
-        self._accepted_per_pos += [0] * more
-        for position in range(accepted):
-            self._accepted_per_pos[position] += 1
 
     def validate(self, request: Request, *, has_text: bool) -> None:
         """Raise `InvalidRequest` for what can never run. `has_text`: a tokenizer follows along."""

@@ -17,7 +17,7 @@ from emberline.types import (
     FinishReason,
     Request,
     SamplingParams,
-    SpeculationStats,
+    StepCounts,
     TokenLogprobs,
 )
 
@@ -62,7 +62,8 @@ class RequestState:
     prompt_scores: list[TokenLogprobs | None] | None = None
     prompt_reported: bool = False  # prompt_scores were handed out
     num_written: int = 0  # tokens in the token table's row
-    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    steps: dict[StepCounts, int] = field(default_factory=dict)  # its verify steps
+    num_steps: int = 0  # of them
 
     @property
     def params(self) -> SamplingParams:
@@ -82,7 +83,7 @@ class RequestState:
     @property
     def num_emitting_steps(self) -> int:
         """Steps that emitted tokens of it: the prompt's last chunk, and verify steps."""
-        return self.stats.num_steps + (self.num_output > 0)
+        return self.num_steps + (self.num_output > 0)
 
     @property
     def rank(self) -> tuple[int, int]:

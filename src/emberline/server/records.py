@@ -248,7 +248,7 @@ class Ledger:
 
 def speculation(stats: Sequence[SpeculationStats]) -> Json:
     """Counts of all choices together, and of each if there are several."""
-    total: Json = {"speculation": stats_json(_sum_stats(stats))}
+    total: Json = {"speculation": stats_json(sum(stats, SpeculationStats()))}
     if len(stats) > 1:
         total["choices"] = [
             {"index": i, "speculation": stats_json(one)} for i, one in enumerate(stats)
@@ -270,20 +270,3 @@ def stats_json(stats: SpeculationStats) -> Json:
         "accepted_per_position": list(stats.accepted_per_pos),
         "accepted_histogram": list(stats.accepted_histogram),
     }
-
-
-def _sum_stats(stats: Sequence[SpeculationStats]) -> SpeculationStats:
-    def total(lists: list[tuple[int, ...]]) -> tuple[int, ...]:
-        width = max(map(len, lists), default=0)
-        return tuple(sum(one[i] for one in lists if i < len(one)) for i in range(width))
-
-    return SpeculationStats(
-        num_steps=sum(one.num_steps for one in stats),
-        num_drafted=sum(one.num_drafted for one in stats),
-        num_verified=sum(one.num_verified for one in stats),
-        num_accepted=sum(one.num_accepted for one in stats),
-        num_emitted=sum(one.num_emitted for one in stats),
-        verified_per_pos=total([one.verified_per_pos for one in stats]),
-        accepted_per_pos=total([one.accepted_per_pos for one in stats]),
-        accepted_histogram=total([one.accepted_histogram for one in stats]),
-    )
