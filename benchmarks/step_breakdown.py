@@ -4,6 +4,11 @@ python benchmarks/step_breakdown.py [--requests 1 8 16] [--dtype bfloat16] [--st
 
 Decode steps of a running engine, timed from outside: the calls of `Engine.step` are wrapped,
 nothing else changes. Overhead is everything but the target's and the draft's forward passes.
+
+With `--device cuda` a step is one graph, which no call can be timed in: launches, bytes, the host's
+share and how long nothing ran are told instead (`gpu.breakdown`). There `--shape 8B` takes random
+weights of that shape instead of a model, and `--counters` marks a few steps for a profiler that
+reads hardware counters.
 """
 
 from __future__ import annotations
@@ -18,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -29,6 +33,7 @@ from emberline.types import Request, SamplingParams
 import prompts as prompt_sets
 import record
 
+MOST_DRAFTS = 8  # of a block, to make room for
 FORWARDS = ("draft", "draft context", "target")
 # What is wrapped: (owner, attribute, name). Owners are modules or objects looked up by these paths.
 CALLS = (
@@ -52,24 +57,17 @@ CALLS = (
 class Clock:
     """Seconds by name, of the step that runs."""
 
-    device: str
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    def now(self) -> float:
-        """A time at which the device has done all it was given."""
-        if self.device != "cpu":
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, its time added under `name`."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            began = self.now()
+            began = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.seconds[name] += self.now() - began
+                self.seconds[name] += time.perf_counter() - began
 
         return run
 
@@ -117,9 +115,9 @@ def measure(
     with timed_calls(engine, clock):
         for _ in range(num_steps):
             clock.seconds.clear()
-            began = clock.now()
+            began = time.perf_counter()
             engine.step()
-            rows.append({**clock.seconds, "step": clock.now() - began})
+            rows.append({**clock.seconds, "step": time.perf_counter() - began})
             if engine.snapshot().num_running < num_reqs:
                 raise SystemExit("a request ended: fewer --steps")
     verified = engine.snapshot().num_verify_steps - before
@@ -139,23 +137,17 @@ def measure(
 
 def main() -> None:
     """Measure, print a table, write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 16])
-    parser.add_argument("--steps", type=int, default=60, help="decode steps of each row")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--planner", default="auto")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", default="step-breakdown", help="name of the results file")
-    args = parser.parse_args()
+    args = _arguments()
+    if args.device != "cpu":
+        on_gpu(args)
+        return
     config = EngineConfig(
         dtype=args.dtype,
-        device=args.device,
         threads=args.threads,
         scheduler=SchedulerConfig(max_num_reqs=max(16, *args.requests)),
         speculation=SpeculationConfig(planner=args.planner),
     )
-    llm = LLM(config=config)
+    llm = LLM(args.model, args.draft, config)
     length = args.steps * (llm.engine.max_draft_tokens + 1) + 64
     greedy = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
     arms = {
@@ -166,7 +158,7 @@ def main() -> None:
         "sampled": SamplingParams(max_tokens=length, ignore_eos=True),
         "sampled, logprobs 5": SamplingParams(max_tokens=length, ignore_eos=True, logprobs=5),
     }
-    clock = Clock(args.device)
+    clock = Clock()
     rows = {}
     for num_reqs in args.requests:
         for name, params in arms.items():
@@ -187,6 +179,61 @@ def main() -> None:
     Console(width=200).print(table)
     figures: dict[str, object] = {"unit": "milliseconds, medians", "rows": rows}
     print("written:", record.write(args.out, {"info": llm.engine.info, **figures}))
+
+
+def on_gpu(args: argparse.Namespace) -> None:
+    """Measure a CUDA device's steps, print them, write the figures."""
+    # CUDA's part brings Triton and a profiler: nobody else pays for them.
+    from gpu import breakdown
+    from gpu.breakdown_models import random_subject, subject
+    from gpu.timing import copy_bandwidth
+    from gpu.workload import machine
+
+    steps, most, dtype = args.steps, max(args.requests), args.dtype
+    tokens = breakdown.answer_length(steps, MOST_DRAFTS)
+    if args.shape is not None:
+        seen = random_subject(args.shape, args.device, dtype, args.planner, most, tokens)
+    else:
+        seen = subject(args.model, args.draft, args.device, dtype, args.planner, most, tokens)
+    if args.counters:
+        breakdown.run_counted(seen.engine, seen.prompts(most), steps)
+        return
+    bandwidth = copy_bandwidth(5)
+    rows = []
+    for num_reqs in args.requests:
+        for speculate in (False, True):
+            try:
+                rows.append(
+                    breakdown.measure(
+                        seen.engine,
+                        seen.prompts(num_reqs),
+                        speculate=speculate,
+                        num_steps=steps,
+                        needs=seen.needs,
+                        bandwidth=bandwidth,
+                        num_layers=seen.num_layers,
+                    )
+                )
+            except Exception as problem:  # the other sizes may run: there is no second look
+                print(f"{num_reqs} requests, draft {speculate}: {problem!r}", flush=True)
+    figures = {**machine(args.device), "copy_bandwidth": bandwidth, "rows": rows}
+    print("written:", record.write(args.out, {"info": seen.engine.info, **figures}))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--steps", type=int, default=60, help="decode steps of each row")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--planner", default="auto")
+    parser.add_argument("--model", help="folder of the target; default: the embedded model")
+    parser.add_argument("--draft", help="folder of the draft; default: the shipped one")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shape", help="CUDA: random weights of this shape, instead of a model")
+    parser.add_argument("--counters", action="store_true", help="CUDA: mark steps, measure nothing")
+    parser.add_argument("--out", default="step-breakdown", help="name of the results file")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

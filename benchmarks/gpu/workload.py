@@ -113,7 +113,6 @@ def settings(
         base or EngineConfig(),
         dtype=dtype,
         device=device,
-        threads=torch.get_num_threads() if device == "cpu" else None,
         cache=CacheConfig(num_tokens=most * (tokens_each + SPARE_TOKENS)),
         scheduler=SchedulerConfig(
             max_num_reqs=most,

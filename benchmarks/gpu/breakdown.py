@@ -1,0 +1,308 @@
+"""Where a step's time goes on a GPU: launches, bytes, the host's share, and how long nothing ran.
+
+Decode steps of a running engine, seen from outside. One pass warms up (graphs are captured when a
+shape is first met), one is timed as it is, one is profiled; each begins with fresh requests, greedy
+ones, so that all meet the same shapes. Owns the passes and what is read off them. The command line
+is `step_breakdown.py --device cuda`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+
+from emberline.cache.kv_pool import KVPool
+from emberline.engine.engine import Engine
+from emberline.types import Request, SamplingParams
+
+WAITS = ((torch.cuda.Event, "synchronize"), (torch.cuda.Stream, "synchronize"))
+"""Where a host waits for a GPU."""
+LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpy", "cudaMemset")
+SHOWN = 8  # kernels of a table
+
+
+@dataclass(slots=True)
+class Waits:
+    """Seconds that the host has waited for the GPU."""
+
+    seconds: float = 0.0
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, its time counted."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return run
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count while this lasts."""
+        with ExitStack() as stack:
+            for owner, name in WAITS:
+                timed = self.timed(getattr(owner, name))
+                stack.enter_context(mock.patch.object(owner, name, timed))
+            yield
+
+
+def answer_length(num_steps: int, num_drafts: int) -> int:
+    """Tokens of an answer that so many steps do not end, whatever they accept."""
+    return (num_steps + 2) * (1 + num_drafts) + 8
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps as the host saw them."""
+
+    walls: tuple[float, ...]  # seconds each
+    hosts: tuple[float, ...]  # of those, not spent waiting
+    emitted: int
+    context: float  # mean tokens of a request in KV
+
+    def row(self) -> dict[str, object]:
+        """Milliseconds and microseconds, for a table."""
+        ranked = sorted(self.walls)
+        p99 = ranked[min(len(ranked) - 1, math.ceil(0.99 * len(ranked)) - 1)]
+        return {
+            "step_ms": round(1e3 * statistics.fmean(self.walls), 4),
+            "p50_ms": round(1e3 * statistics.median(self.walls), 4),
+            "p99_ms": round(1e3 * p99, 4),
+            "host_us": round(1e6 * statistics.median(self.hosts), 1),
+            "host_mean_us": round(1e6 * statistics.fmean(self.hosts), 1),
+            "tokens_per_step": round(self.emitted / len(self.walls), 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a GPU did over some steps."""
+
+    launches: float  # kernels and copies a step, inside graphs as well
+    calls: dict[str, float]  # launching calls of the host a step
+    busy: float  # seconds a step in which something ran
+    idle: float  # share of the time from the first kernel to the last in which nothing ran
+    by_name: list[tuple[str, float, float]]  # name, launches a step, microseconds a step
+    num_layers: int = field(default=1)
+
+    @property
+    def layer_launches(self) -> float:
+        """Launches of kernels that run once or more a layer, a layer."""
+        return sum(count // self.num_layers for _, count, _ in self.by_name)
+
+
+def run_steps(
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    params: SamplingParams,
+    num_steps: int,
+    around: Callable[[Callable[[], None]], None] = lambda run: run(),
+) -> Steps:
+    """Decode steps of these requests, none of which ends in them. `around` runs the steps."""
+    for index, ids in enumerate(prompts):
+        engine.add(Request(f"{index}", ids, params))
+    counts = [0] * len(prompts)
+
+    def step() -> int:
+        emitted = 0
+        for output in engine.step():
+            counts[int(output.request_id)] += len(output.token_ids)
+            emitted += len(output.token_ids)
+        return emitted
+
+    while not all(counts):
+        step()
+    waits, walls, hosts, emitted = Waits(), [], [], []
+    before = sum(counts)
+
+    def run() -> None:
+        for _ in range(num_steps):
+            waited, began = waits.seconds, time.perf_counter()
+            emitted.append(step())
+            walls.append(time.perf_counter() - began)
+            hosts.append(walls[-1] - (waits.seconds - waited))
+
+    with waits.counting():
+        around(run)
+    if engine.num_requests < len(prompts):
+        raise RuntimeError("a request ended: fewer steps")
+    context = sum(len(ids) for ids in prompts) + (before + sum(counts)) / 2
+    for index in range(len(prompts)):
+        engine.abort(f"{index}")
+    while engine.has_work:
+        engine.step()
+    return Steps(tuple(walls), tuple(hosts), sum(emitted), context / len(prompts))
+
+
+def profiled(
+    run: Callable[[Callable[[Callable[[], None]], None]], object], num_steps: int, num_layers: int
+) -> Activity:
+    """Activity of the steps that `run` takes; it is given what to run them in."""
+    found: list[Any] = []
+
+    def around(steps: Callable[[], None]) -> None:
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            steps()
+            torch.cuda.synchronize()
+        found.extend(profile.events() or ())
+
+    run(around)
+    spans, calls = [], Counter[str]()
+    for event in found:
+        name = str(event.name)
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spans.append((name, event.time_range.start / 1e6, event.time_range.end / 1e6))
+        elif name.startswith(LAUNCHES):
+            calls[name] += 1
+    return activity(spans, calls, num_steps, num_layers)
+
+
+def activity(
+    spans: Sequence[tuple[str, float, float]], calls: Counter[str], num_steps: int, num_layers: int
+) -> Activity:
+    """Summarise spans (name, start, end in seconds) of a device over some steps."""
+    if not spans:
+        raise RuntimeError("the profiler saw nothing run on the GPU")
+    counts, times = Counter[str](), Counter[str]()
+    for name, start, end in spans:
+        counts[name] += 1
+        times[name] += end - start
+    busy = busy_seconds([(start, end) for _, start, end in spans])
+    whole = max(end for _, _, end in spans) - min(start for _, start, _ in spans)
+    return Activity(
+        launches=len(spans) / num_steps,
+        calls={name: count / num_steps for name, count in sorted(calls.items())},
+        busy=busy / num_steps,
+        idle=1 - busy / whole if whole else 0.0,
+        by_name=[
+            (name, counts[name] / num_steps, 1e6 * seconds / num_steps)
+            for name, seconds in times.most_common()
+        ],
+        num_layers=num_layers,
+    )
+
+
+def busy_seconds(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of spans."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes that a step has to read: weights as often as they are used, and the keys and values."""
+
+    target: float  # weights of the target's step
+    draft: float  # of a block, the head it shares with the target among them
+    kv_token: float  # a token of a request's context
+    draft_kv_token: float
+
+    @classmethod
+    def of(cls, engine: Engine, target_numbers: int, draft_numbers: int) -> Needs:
+        """Of an engine whose models' steps read so many numbers."""
+        parts = engine.parts
+        itemsize = parts.target.kv_pools[0].keys.element_size()
+        own = [_token_bytes(pool) for pool in parts.target.kv_pools]
+        every = [_token_bytes(pool) for pool in parts.kv_pools]
+        return cls(
+            target_numbers * itemsize, draft_numbers * itemsize, sum(own), sum(every) - sum(own)
+        )
+
+    def step(self, num_reqs: int, context: float, *, drafts: bool) -> float:
+        """Bytes of a step of so many requests."""
+        total = self.target + num_reqs * context * self.kv_token
+        if drafts:
+            total += self.draft + num_reqs * context * self.draft_kv_token
+        return total
+
+
+def _token_bytes(pool: KVPool) -> float:
+    """Bytes of keys and values that a token has in a pool, all layers."""
+    slots = pool.keys.shape[1]
+    numbers = (pool.keys.numel() + pool.values.numel()) / slots
+    return numbers * pool.keys.element_size()
+
+
+def measure(
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    speculate: bool,
+    num_steps: int,
+    needs: Needs,
+    bandwidth: float,
+    num_layers: int,
+) -> dict[str, object]:
+    """One row: these requests, drafted for or not."""
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=answer_length(num_steps, engine.max_draft_tokens),
+        ignore_eos=True,
+        speculate=speculate,
+    )
+    run_steps(engine, prompts, params, num_steps)
+    steps = run_steps(engine, prompts, params, num_steps)
+    seen = profiled(
+        lambda around: run_steps(engine, prompts, params, num_steps, around), num_steps, num_layers
+    )
+    num_bytes = needs.step(len(prompts), steps.context, drafts=speculate)
+    row: dict[str, object] = {
+        "requests": len(prompts),
+        "draft": speculate,
+        **steps.row(),
+        "launches": round(seen.launches, 1),
+        "layer_launches": seen.layer_launches,
+        "host_calls": {name: round(count, 2) for name, count in seen.calls.items()},
+        "busy_ms": round(1e3 * seen.busy, 4),
+        "idle_share": round(seen.idle, 4),
+        "needed_mb": round(num_bytes / 1e6, 2),
+        "needed_ms": round(1e3 * num_bytes / bandwidth, 4),
+        "busy_over_needed": round(seen.busy * bandwidth / num_bytes, 2),
+        "kernels": [[name, round(n, 2), round(us, 2)] for name, n, us in seen.by_name],
+    }
+    short = {key: value for key, value in row.items() if key != "kernels"}
+    print(json.dumps(short), flush=True)
+    for name, count, us in seen.by_name[:SHOWN]:
+        print(f"    {us:9.1f} us {count:7.1f} x {name[:80]}", flush=True)
+    return row
+
+
+def run_counted(engine: Engine, prompts: Sequence[tuple[int, ...]], num_steps: int) -> None:
+    """Steps for a counter of bytes from outside: warmed up, then marked as the part to profile.
+
+    Run it under `ncu --profile-from-start off --metrics dram__bytes.sum`.
+    """
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=answer_length(num_steps, engine.max_draft_tokens),
+        ignore_eos=True,
+    )
+
+    def around(run: Callable[[], None]) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+    run_steps(engine, prompts, params, num_steps)
+    run_steps(engine, prompts, params, num_steps, around)
+    print(f"{num_steps} steps of {len(prompts)} requests were marked", flush=True)
