@@ -27,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 
 from emberline.config import EngineConfig
-from emberline.engine import engine as scored_in
+from emberline.engine import engine, outcome
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.llm import LLM
 from emberline.types import Request, SamplingParams
@@ -35,7 +35,7 @@ from emberline.types import Request, SamplingParams
 import prompts as prompt_sets
 import record
 
-SCORING = ("score_emitted", "annotate", "score_prompts")
+SCORING = ((outcome, "score_emitted"), (outcome, "annotate"), (engine, "score_prompts"))
 LIMITS = {"off": 0.01, "top 5": 0.05}
 
 
@@ -49,12 +49,12 @@ class Switch:
 
     def __init__(self) -> None:
         self.spent = 0.0  # seconds inside them
-        self._real = {name: getattr(scored_in, name) for name in SCORING}
+        self._real = [(owner, name, getattr(owner, name)) for owner, name in SCORING]
 
     def turn(self, *, on: bool) -> None:
         """Whether the next step scores."""
-        for name, real in self._real.items():
-            setattr(scored_in, name, self._timed(real) if on else no_records)
+        for owner, name, real in self._real:
+            setattr(owner, name, self._timed(real) if on else no_records)
 
     def _timed(self, scores: Callable[..., object]) -> Callable[..., object]:
         def timed(*args: object) -> object:
@@ -67,8 +67,8 @@ class Switch:
 
     def restore(self) -> None:
         """Leave the functions as they were."""
-        for name, real in self._real.items():
-            setattr(scored_in, name, real)
+        for owner, name, real in self._real:
+            setattr(owner, name, real)
 
 
 def run(

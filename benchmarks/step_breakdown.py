@@ -46,8 +46,8 @@ CALLS = (
     ("emberline.engine.step.processors", "process", "options"),
     ("emberline.engine.step.rejection", "accept", "accept"),
     ("emberline.engine.step", "committed_tokens", "committed"),
-    ("emberline.engine.engine", "score_emitted", "logprobs"),
-    ("engine", "_broken", "checks"),
+    ("emberline.engine.outcome", "score_emitted", "logprobs"),
+    ("emberline.engine.outcome", "_broken", "checks"),
     ("engine", "_write_history", "history"),
     ("engine", "_commit", "commit"),
 )
