@@ -27,18 +27,11 @@ def cpu_name() -> str:
 
 def provenance() -> dict[str, object]:
     """Where and with what a figure was measured."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-        check=False,
-    ).stdout.strip()
     # Folders by their name only: where they lie on this machine says nothing to others.
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
     return {
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-        "commit": commit,
+        "commit": _commit(),
         "command": " ".join(["python", _program(), *words]),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
@@ -46,6 +39,20 @@ def provenance() -> dict[str, object]:
         "torch": torch.__version__,
         "transformers": version("transformers"),
     }
+
+
+def _commit() -> str:
+    """The commit that the code is of; empty where there is no repository, or no git."""
+    try:
+        return subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parent,
+            check=False,
+        ).stdout.strip()
+    except OSError:
+        return ""
 
 
 def _program() -> str:
