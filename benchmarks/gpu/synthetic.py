@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -136,7 +137,9 @@ def target_rows(
     for num_reqs in requests:
         for queries in QUERIES:
             batch = step_batch(engine, num_reqs, queries, context)
-            taken = clock(lambda batch=batch: target.forward(batch), device, repeats)  # type: ignore[misc]
+            # As its class has it: what the script adds is no part of the model.
+            run = partial(type(target).forward, target, batch)
+            taken = clock(run, device, repeats)
             row: dict[str, object] = {
                 "requests": num_reqs,
                 "tokens": num_reqs * queries,
@@ -177,7 +180,7 @@ def draft_rows(
             keys=DrawKeys(nothing, positions, nothing),
             need_logits=False,
         )
-        taken = clock(lambda block=block: drafter.propose_block(block), device.type, repeats)  # type: ignore[misc]
+        taken = clock(partial(type(drafter).propose_block, drafter, block), device.type, repeats)
         rows.append({"requests": num_reqs, "ms": round(1e3 * taken, 4)})
         print(json.dumps({"part": "draft", **rows[-1]}), flush=True)
     return rows
