@@ -16,6 +16,7 @@ from emberline.engine.build import build_engine
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
 from emberline.engine.grammar import GrammarCompiler
+from emberline.engine.resolve import resolve_config
 from emberline.hub import (
     ModelError,
     generation_stop_ids,
@@ -67,7 +68,7 @@ def load_engine(
     Raises:
         emberline.hub.ModelError: a file is missing, truncated or foreign.
     """
-    config = config or EngineConfig()
+    config = resolve_config(config or EngineConfig())  # before anything is fetched
     folder = resolve_model(model, progress=progress)
     wants_draft = config.speculation.drafter == "auto"
     draft_folder = resolve_draft(draft, folder) if wants_draft else None

@@ -131,7 +131,8 @@ def keep(profile: CostProfile) -> str:
 def cache_file(facts: MeasuredOn) -> Path:
     """Where costs measured on this are kept."""
     digest = hashlib.sha256(json.dumps(asdict(facts), sort_keys=True).encode()).hexdigest()[:12]
-    name = re.sub(r"[^\w.-]+", "-", facts.model)
+    gpu = f" {facts.dtype} {facts.processor}" if facts.device == "cuda" else ""
+    name = re.sub(r"[^\w.-]+", "-", facts.model + gpu)
     return cache_home() / "step-costs" / f"{name}-{digest}.json"
 
 
@@ -165,8 +166,10 @@ def _kept(path: Path, facts: MeasuredOn) -> CostProfile | None:
 
 
 def _target_name(engine: Engine, model: Path) -> str:
-    """The target's name, and the path that runs it where that is not the fused one."""
+    """The target's name, and what runs it where that is not the device's usual path."""
     name = str(engine.info.get("model") or model.name)
+    if engine.config.batch_invariant and engine.config.device != "cpu":
+        name = f"{name}, fixed order"
     return f"{name}, stock" if engine.info.get("target_backend") == "stock" else name
 
 

@@ -52,7 +52,7 @@ def variant(
         base.engine.config,
         scheduler=SchedulerConfig(prefill_chunk=chunk, max_num_reqs=num_reqs),
         cache=replace(base.engine.config.cache, prefix_cache=prefix_cache),
-    )
+    ).on("cpu")
     num_pages = num_pages or base.engine.config.cache.num_tokens // parts.page_size
     pool = PagePool(num_pages + 1, parts.page_size)
     llm = LLM.__new__(LLM)

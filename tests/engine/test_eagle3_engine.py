@@ -79,7 +79,7 @@ def make(
     config = EngineConfig(
         cache=CacheConfig(page_size=PAGE, prefix_cache=prefix_cache),
         scheduler=SchedulerConfig(max_num_reqs=8, **scheduler),
-    )
+    ).on("cpu")
     return Engine(parts(drafts), PagePool(1 + num_pages, PAGE), config)
 
 

@@ -48,7 +48,7 @@ def sample(planner: Planner, count: int) -> tuple[Counter[Prefix], int, int]:
     config = EngineConfig(
         cache=CacheConfig(page_size=PAGE, num_tokens=num_pages * PAGE),
         scheduler=SchedulerConfig(max_num_reqs=NUM_REQS, max_queue=2 * NUM_REQS),
-    )
+    ).on("cpu")
     parts = StepParts(
         target=TableTarget(TARGET, 3, (num_pages + 1) * PAGE, PAGE),
         drafter=ScriptedDrafter(2, DRAFT, confidence=confidence),

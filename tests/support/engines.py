@@ -41,7 +41,7 @@ def make_engine(
             prefix_cache=prefix_cache,
         ),
         scheduler=SchedulerConfig(**{"max_num_reqs": 8, **scheduler}),
-    )
+    ).on("cpu")
     parts = StepParts(
         target=target,
         drafter=drafter,
@@ -62,6 +62,11 @@ class Letters:
         self.stop = params.stop
         self.text = ""
         self.taken = 0
+        self.watches = bool(self.stop)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            assert self.push(token_id) is None
 
     def push(self, token_id: int, *, check_stop: bool = True) -> str | None:
         self.text += chr(97 + token_id)

@@ -41,6 +41,7 @@ def golden_engine(
         scheduler=SchedulerConfig(**{"max_num_reqs": 4, "max_model_len": 256, **scheduler}),
         speculation=SpeculationConfig(layout=layout),  # type: ignore[arg-type]
     )
+    config = config.on(config.device)
     # The interpreter takes seconds for a model's step; how those kernels compute is tested apart.
     kernels = (plain_kernels() if DEVICE == "cpu" else triton_kernels()) if on_device else None
     target, drafter = golden_models(draft, config, kernels, num_pages + 1)

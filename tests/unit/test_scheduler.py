@@ -33,7 +33,7 @@ class Rig:
     ) -> None:
         self.pool = PagePool(num_pages + 1, SIZE)
         self.cache = RadixCache(self.pool, lookahead=lookahead, window=window, enabled=cache)
-        self.config = SchedulerConfig(**{"max_num_reqs": 8, **config})
+        self.config = SchedulerConfig(**{"max_num_reqs": 8, **config}).on("cpu")
         self.scheduler = Scheduler(self.config, self.cache, drafts)
         self.states: dict[str, RequestState] = {}
 

@@ -58,6 +58,9 @@ def calibrate(
         typer.Option(help="File that keeps what was recorded; an unfinished one is gone on with."),
     ] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda or cuda:N; auto: a GPU if there is one.")
+    ] = "auto",
     target_backend: Annotated[
         TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
     ] = "auto",
@@ -73,6 +76,7 @@ def calibrate(
     config = engine_config(
         draft=draft,
         dtype=dtype,
+        device=device,
         target_backend=target_backend,
         max_model_len=None,
         kv_tokens=None,

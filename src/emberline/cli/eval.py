@@ -71,6 +71,9 @@ def eval(
     markdown: Annotated[Path | None, typer.Option(help="File for the tables (Markdown).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture of lengths and rates (PNG).")] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda or cuda:N; auto: a GPU if there is one.")
+    ] = "auto",
     target_backend: Annotated[
         TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
     ] = "auto",
@@ -99,6 +102,7 @@ def eval(
                 draft=None if source == NGRAM else source,
                 drafter="ngram" if source == NGRAM else "auto",
                 dtype=dtype,
+                device=device,
                 target_backend=target_backend,
                 max_model_len=None,
                 kv_tokens=None,

@@ -46,6 +46,20 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda or cuda:N; auto: a GPU if there is one.")
+    ] = "auto",
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(help="Share of a GPU's free memory to use where --kv-tokens is absent."),
+    ] = None,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option("--batch-invariant", help="On a GPU: results that no batch changes, slower."),
+    ] = False,
+    overlap: Annotated[
+        bool, typer.Option(help="On a GPU: read a step while the next one runs.")
+    ] = True,
     target_backend: Annotated[
         TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
     ] = "auto",
@@ -76,6 +90,10 @@ def generate(
         config = engine_config(
             draft=draft,
             dtype=dtype,
+            device=device,
+            gpu_memory=gpu_memory,
+            batch_invariant=batch_invariant,
+            overlap=overlap,
             target_backend=target_backend,
             max_model_len=None,
             kv_tokens=None,

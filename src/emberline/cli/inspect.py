@@ -148,26 +148,26 @@ def _probed(
     import torch
 
     from emberline.bench.own_prompts import PROMPTS
-    from emberline.config import EngineConfig
-    from emberline.engine.build import model_depth, resolve_dtype
+    from emberline.engine.build import model_depth
     from emberline.engine.probe import Pages, probe, readings, tapped, write_text
     from emberline.hub import generation_stop_ids, load_tokenizer
+    from emberline.models.device import resolve_dtype
     from emberline.models.load import load_target
     from emberline.prompts import Conversation, conversation_ids
 
-    config = EngineConfig(dtype=dtype)
-    wide = resolve_dtype(dtype, config.device)
+    device = "cpu"  # a check of a few blocks
+    wide = resolve_dtype(dtype, device)
     candidates = readings(checkpoint, model_depth(model.path))
     target = load_target(
         model.path,
         backend,
         dtype=wide,
-        device=config.device,
+        device=device,
         num_pages=PROBE_PAGES,
         page_size=PAGE_SIZE,
         taps=tapped(candidates),
     )
-    pages = Pages(PROBE_PAGES, PAGE_SIZE, config.device)
+    pages = Pages(PROBE_PAGES, PAGE_SIZE, device)
     tokenizer, stops = load_tokenizer(model.path), generation_stop_ids(model.path)
     prompts = [conversation_ids(tokenizer, Conversation.of(p)) for p in PROMPTS[:PROBE_PROMPTS]]
     room = min(pages.capacity, target.max_model_len)

@@ -32,6 +32,9 @@ def profile(
         str | None, typer.Option(help="Draft or small model: folder, .gguf file or id; or 'none'.")
     ] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda or cuda:N; auto: a GPU if there is one.")
+    ] = "auto",
     target_backend: Annotated[
         TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
     ] = "auto",
@@ -68,6 +71,7 @@ def profile(
     config = engine_config(
         draft=draft,
         dtype=dtype,
+        device=device,
         target_backend=target_backend,
         max_model_len=None,
         kv_tokens=None,

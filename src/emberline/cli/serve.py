@@ -34,6 +34,20 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Name to serve the model under.")] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Weights, KV and computation.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda or cuda:N; auto: a GPU if there is one.")
+    ] = "auto",
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(help="Share of a GPU's free memory to use where --kv-tokens is absent."),
+    ] = None,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option("--batch-invariant", help="On a GPU: results that no batch changes, slower."),
+    ] = False,
+    overlap: Annotated[
+        bool, typer.Option(help="On a GPU: read a step while the next one runs.")
+    ] = True,
     target_backend: Annotated[
         TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
     ] = "auto",
@@ -128,6 +142,10 @@ def serve(
     config = engine_config(
         draft=draft,
         dtype=dtype,
+        device=device,
+        gpu_memory=gpu_memory,
+        batch_invariant=batch_invariant,
+        overlap=overlap,
         target_backend=target_backend,
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,

@@ -35,6 +35,8 @@ OPTIONS = {
     "threads": "--threads",
     "threshold": "--threshold",
     "target_backend": "--target-backend",
+    "device": "--device",
+    "gpu_memory": "--gpu-memory",
 }
 """What settings that users can give are called on the command line."""
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
@@ -116,15 +118,16 @@ def engine_config(
     no_draft: bool = False,
     grammar_backend: GrammarBackend = "llguidance",
     target_backend: TargetBackend = "auto",
+    device: str = "auto",
+    gpu_memory: float | None = None,
+    batch_invariant: bool = False,
+    overlap: bool = True,
 ) -> EngineConfig:
     """The engine's settings; None keeps a default. Ends the program for what cannot be."""
 
     def given(**options: Any) -> dict[str, Any]:
         return {name: value for name, value in options.items() if value is not None}
 
-    most = SchedulerConfig().max_num_tokens  # a step has at least a token of each
-    if max_num_reqs is not None and max_num_reqs > most:
-        fail(f"--max-num-reqs must be at most {most}, got {max_num_reqs}")
     if no_draft:
         for option, contradicts in (
             ("--draft", draft not in (None, "none")),
@@ -153,10 +156,15 @@ def engine_config(
     try:
         return EngineConfig(
             dtype=dtype,
+            device=device,
+            batch_invariant=batch_invariant,
+            overlap=overlap,
             threads=threads,
             grammar_backend=grammar_backend,
             target_backend=target_backend,
-            cache=CacheConfig(prefix_cache=prefix_cache, **given(num_tokens=kv_tokens)),
+            cache=CacheConfig(
+                prefix_cache=prefix_cache, **given(num_tokens=kv_tokens, gpu_memory=gpu_memory)
+            ),
             scheduler=SchedulerConfig(
                 **given(max_num_reqs=max_num_reqs, max_queue=max_queue, max_model_len=max_model_len)
             ),

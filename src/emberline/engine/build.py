@@ -9,27 +9,32 @@ from pathlib import Path
 import torch
 
 from emberline.cache.page_pool import PagePool
-from emberline.config import (
-    DtypeName,
-    EngineConfig,
-    PlannerName,
-    SpeculationConfig,
-    usable_cores,
-)
-from emberline.drafters.base import Drafter, KeepsKV
+from emberline.config import EngineConfig, PlannerName, SpeculationConfig, usable_cores
+from emberline.drafters.base import Capturable, Drafter, KeepsKV
 from emberline.drafters.checkpoint import load_drafter, read_draft_config
 from emberline.drafters.dspark import DSparkDrafter
 from emberline.drafters.ngram import NGramDrafter
 from emberline.engine.engine import Engine
+from emberline.engine.resolve import resolve_config, size_cache
 from emberline.engine.step import StepParts
+from emberline.models.decoder import Decoder
+from emberline.models.device import device_name, resolve_dtype
 from emberline.models.load import load_target, resolve_backend
 from emberline.models.self_check import COMPARED, ENDS, check_row_invariance
 from emberline.models.target import Target
 from emberline.models.weights import ModelError, read_json
+from emberline.ops.kernels import kernels_for
 from emberline.sampling.keys import KeyedDraws
 from emberline.verify.calibration import Calibration, draft_calibration
 from emberline.verify.cost_files import load_costs
-from emberline.verify.planner import CausalGreedy, LaggedTopK, Planner, Threshold, VerifyAll
+from emberline.verify.planner import (
+    CausalGreedy,
+    DevicePlanner,
+    LaggedTopK,
+    Planner,
+    Threshold,
+    VerifyAll,
+)
 from emberline.verify.step_cost import StepCosts
 
 
@@ -56,11 +61,13 @@ def build_engine(
     Raises:
         ModelError: files do not fit each other or the settings.
     """
+    config = resolve_config(config)
     dtype = resolve_dtype(config.dtype, config.device)
     torch.set_num_threads(config.threads or default_threads())
+    draft = draft if config.speculation.drafter == "auto" else None
+    config = size_cache(config, model, draft)
     page_size = config.cache.page_size
     num_pages = 1 + -(-config.cache.num_tokens // page_size)
-    draft = draft if config.speculation.drafter == "auto" else None
     calibration = None
     if draft is not None:
         calibration = find_calibration(draft, config.speculation.calibration)
@@ -98,9 +105,40 @@ def build_engine(
     facts["calibrated"] = calibration is not None
     engine = Engine(parts, pool, config, facts)
     planner = resolve_planner(config, drafter)
-    engine.use_planner(make_planner(planner, config.speculation, engine, find_costs), planner)
+    costs = planner_costs(planner, config.speculation, engine, find_costs)
+    engine.use_planner(make_planner(planner, config.speculation, costs), planner)
     engine.info |= planning(planner, config.speculation)
+    if fits_device_step(target, drafter, config):
+        from emberline.engine.device_runner import make_runner  # Triton comes with it
+
+        # Requests that need the plain step are planned by the other one: a planner counts steps.
+        ahead = make_planner(planner, config.speculation, costs)
+        assert isinstance(ahead, DevicePlanner)
+        runner = make_runner(target, drafter, ahead, config, device=config.device, capture=True)
+        engine.use_runner(runner, overlap=config.overlap)
     return engine
+
+
+def fits_device_step(target: Target, drafter: Drafter | None, config: EngineConfig) -> bool:
+    """Whether steps run on the device, captured; else one op after another, as on a CPU.
+
+    A draft that draws on the host and a model in transformers' own code need the host within a
+    step. `causal_greedy` does too: it decides by the confidences of the step that it plans.
+
+    Raises:
+        ModelError: that planner is to run a step ahead.
+    """
+    capturable = isinstance(drafter, Capturable) or drafter is None
+    if config.device == "cpu" or not isinstance(target, Decoder) or not capturable:
+        return False
+    if config.speculation.planner != "causal_greedy":
+        return True
+    if config.overlap:
+        raise ModelError(
+            "planner causal_greedy reads the confidences of the step that it plans, so its steps "
+            "cannot overlap: say lagged_top_k, or --no-overlap (EngineConfig.overlap)"
+        )
+    return False
 
 
 def load_models(
@@ -118,6 +156,7 @@ def load_models(
         MemoryError, torch.OutOfMemoryError: there is not enough memory for them.
     """
     page_size, drafts = config.cache.page_size, config.speculation.num_draft_tokens
+    kernels = kernels_for(config.device, batch_invariant=config.batch_invariant)
     rule = config.speculation.draft_slot_rule
     taps: tuple[int, ...] = ()
     if draft is not None:
@@ -132,6 +171,7 @@ def load_models(
         taps=taps,
         max_model_len=config.scheduler.max_model_len,
         poison_padding=config.poison_padding,
+        kernels=kernels,
     )
     if draft is None:
         by_text = config.speculation.drafter == "ngram"
@@ -146,6 +186,7 @@ def load_models(
         num_draft_tokens=drafts,
         confidence_temperatures=temperatures,
         slot_rule=rule,
+        kernels=kernels,
     )
     return target, drafter
 
@@ -167,16 +208,6 @@ def default_threads() -> int:
     core for a moment makes all wait: on two cores a busy neighbour costs a factor of ten.
     """
     return max(1, usable_cores() - 1)
-
-
-def resolve_dtype(name: DtypeName, device: str) -> torch.dtype:
-    """The dtype of weights, KV and computation: bfloat16 where the hardware multiplies in it."""
-    if name == "float32":
-        return torch.float32
-    if name == "bfloat16":
-        return torch.bfloat16
-    fast = device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if fast else torch.float32
 
 
 def exactness(target: Target, pool: PagePool) -> dict[str, object]:
@@ -206,44 +237,54 @@ def resolve_planner(config: EngineConfig, drafter: Drafter | None) -> PlannerNam
     """The planner's name.
 
     "auto" schedules by cost where there are confidences to go by and requests to share a step. One
-    alone has its few drafts verified nearly for free: not worth measuring a machine for.
+    alone has its few drafts verified nearly for free: not worth measuring a machine for. On a GPU
+    the schedule is one that is known before the step runs.
     """
     if config.speculation.planner != "auto":
         return config.speculation.planner
     has_confidence = isinstance(drafter, DSparkDrafter) and drafter.has_confidence
     shared = config.scheduler.max_num_reqs > 1
-    return "causal_greedy" if has_confidence and shared else "verify_all"
+    if not (has_confidence and shared):
+        return "verify_all"
+    return "causal_greedy" if config.device == "cpu" else "lagged_top_k"
 
 
-def make_planner(
+def planner_costs(
     name: PlannerName,
     settings: SpeculationConfig,
     engine: Engine,
     find_costs: Callable[[Engine], StepCosts] | None,
-) -> Planner:
-    """The planner of that name.
+) -> StepCosts | None:
+    """What the steps of the engine cost, for the planner of that name; None: it needs to know none.
 
     Raises:
-        ModelError: it needs step costs and there are none.
+        ModelError: it needs step costs and there are none, or none and there are.
     """
-    if settings.step_costs is not None and name in ("threshold", "verify_all"):
-        raise ModelError(
-            f"step_costs is given, but the planner is {name}, which reads none: leave it out, or "
-            "name the planner"
-        )
+    if name in ("threshold", "verify_all"):
+        if settings.step_costs is not None:
+            raise ModelError(
+                f"step_costs is given, but the planner is {name}, which reads none: leave it out, "
+                "or name the planner"
+            )
+        return None
+    if settings.step_costs is not None:
+        return load_costs(Path(settings.step_costs))
+    if find_costs is None:
+        raise ModelError(f"planner {name} needs step costs: give step_costs, a file of them")
+    try:
+        return find_costs(engine)
+    except ValueError as problem:
+        raise ModelError(str(problem)) from problem
+
+
+def make_planner(
+    name: PlannerName, settings: SpeculationConfig, costs: StepCosts | None
+) -> Planner:
+    """A planner of that name, with `planner_costs` of it."""
     if name == "threshold":
         return Threshold(settings.threshold)
-    if name == "verify_all":
+    if costs is None:
         return VerifyAll()
-    if settings.step_costs is not None:
-        costs = load_costs(Path(settings.step_costs))
-    elif find_costs is not None:
-        try:
-            costs = find_costs(engine)
-        except ValueError as problem:
-            raise ModelError(str(problem)) from problem
-    else:
-        raise ModelError(f"planner {name} needs step costs: give step_costs, a file of them")
     return CausalGreedy(costs) if name == "causal_greedy" else LaggedTopK(costs)
 
 
@@ -272,6 +313,9 @@ def info(
         "model": name,
         "dtype": str(dtype).removeprefix("torch."),
         "device": config.device,
+        "device_name": device_name(config.device),
+        "batch_invariant": config.batch_invariant or config.device == "cpu",
+        "overlap": config.overlap,
         "threads": torch.get_num_threads(),
         "max_model_len": parts.target.max_model_len,
         "vocab_size": parts.target.vocab_size,
@@ -284,6 +328,7 @@ def info(
         "prefix_cache": config.cache.prefix_cache,
         "max_num_reqs": config.scheduler.max_num_reqs,
         "max_num_tokens": config.scheduler.max_num_tokens,
+        "max_verify_tokens": config.scheduler.max_verify_tokens,
         "prefill_chunk": config.scheduler.prefill_chunk,
         "max_queue": config.scheduler.max_queue,
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from emberline.models.device import resolve_device
 from emberline.models.weights import read_json
 from emberline.train.config import DraftConfig, TrainConfig
 from emberline.train.dataset import Role, TokenRows
@@ -20,19 +21,10 @@ def read_device(text: str) -> torch.device:
     Raises:
         ValueError: there is no such device here.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if text == "auto":
-        return torch.device("cuda" if count else "cpu")
     try:
-        device = torch.device(text)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device must be auto, cpu or cuda, got {text!r}")
-    if device.type == "cuda" and (device.index or 0) >= count:
-        found = f"{count} GPUs" if count else "no GPU"
-        raise ValueError(f"--device {text}: PyTorch finds {found} here: give --device cpu or auto")
-    return device
+        return torch.device(resolve_device(text))
+    except ValueError as problem:
+        raise ValueError(f"--{problem}") from problem
 
 
 def check_folder(out: Path) -> None:
