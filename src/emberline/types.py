@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 MAX_TOP_LOGPROBS = 1024
 ALL_LOGPROBS = -1
@@ -280,8 +280,7 @@ class TokenAnnotation:
     confidence: float | None = None  # that the drafter had in it, given those before it survive
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """Log-probabilities of one emitted or prompt token, in nats, all from one distribution."""
 
     token_id: int

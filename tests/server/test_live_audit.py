@@ -7,7 +7,7 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from test_around import counters
 from test_model_logprobs import GOLDEN, make_folder
 
 from emberline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
-from emberline.engine import engine as engine_module
+from emberline.engine import outcome as outcome_module
 from emberline.llm import load_engine
 from emberline.server import live_audit
 from emberline.server.audit_metrics import AuditMetrics
@@ -205,21 +205,21 @@ def test_a_rate_between_samples_some():
 # What is wrong with an engine's values, by the tokens of one step.
 FAULTS = {
     "shifted by one": lambda run: [*run[1:], run[0]],
-    "zero": lambda run: [replace(record, logprob=0.0) for record in run],
-    "a little": lambda run: [*run[:-1], replace(run[-1], logprob=run[-1].logprob - 0.01)],
-    "not a number": lambda run: [replace(record, logprob=math.nan) for record in run],
+    "zero": lambda run: [record._replace(logprob=0.0) for record in run],
+    "a little": lambda run: [*run[:-1], run[-1]._replace(logprob=run[-1].logprob - 0.01)],
+    "not a number": lambda run: [record._replace(logprob=math.nan) for record in run],
 }
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
 def test_a_fault_is_counted_and_logged_with_a_reproduction(fault, monkeypatch, caplog):
-    score = engine_module.score_emitted
+    score = outcome_module.score_emitted
 
     def sabotaged(plan, result):
         records = score(plan, result)
         return [None if run is None else tuple(FAULTS[fault](run)) for run in records]
 
-    monkeypatch.setattr(engine_module, "score_emitted", sabotaged)
+    monkeypatch.setattr(outcome_module, "score_emitted", sabotaged)
     with caplog.at_level(logging.ERROR), audited() as server:
         body = {"prompt": "Sun", "max_tokens": 20, "temperature": 1.0, "seed": 7, "top_p": 0.9}
         answer = strict(server.post("/v1/completions", {**body, "return_token_ids": True}).content)
@@ -243,10 +243,10 @@ def test_a_fault_is_counted_and_logged_with_a_reproduction(fault, monkeypatch, c
 
 
 def test_a_tolerance_of_ones_own(monkeypatch):
-    score = engine_module.score_emitted
+    score = outcome_module.score_emitted
     less = FAULTS["a little"]
     monkeypatch.setattr(
-        engine_module,
+        outcome_module,
         "score_emitted",
         lambda *step: [run and tuple(less(run)) for run in score(*step)],
     )

@@ -42,9 +42,8 @@ class DeferredRunner:
     def parts(self) -> StepParts:
         return self.engine.parts
 
-    def takes(self, entry: ScheduledRequest) -> bool:
-        state = entry.state
-        return not (state.scores_prompt or state.matcher or state.prediction)
+    def takes(self, state: RequestState) -> bool:
+        return not (state.matcher or state.prediction)
 
     def launch(self, plan: Sequence[ScheduledRequest]) -> DeferredFlight:
         self.num_launched += 1

@@ -119,7 +119,7 @@ def repeated(output: RequestOutput) -> RequestOutput:
         return output
     first = output.logprobs[0]
     same = {"top_ids": first.top_ids, "top_logprobs": first.top_logprobs}
-    return replace(output, logprobs=tuple(replace(one, **same) for one in output.logprobs))
+    return replace(output, logprobs=tuple(one._replace(**same) for one in output.logprobs))
 
 
 def windows(result: StepResult) -> list[tuple[int, int]]:

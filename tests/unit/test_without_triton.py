@@ -9,7 +9,7 @@ PROGRAM = """
 import importlib, pkgutil, sys
 sys.modules["triton"] = None  # importing it now fails
 import emberline
-KERNELS = ("emberline.ops.triton.", "emberline.train.kernels")
+KERNELS = ("emberline.ops.triton.", "emberline.train.kernels", "emberline.engine.device_")
 OTHERS = ("emberline.__main__", "emberline.engine.xgrammar_backend")  # runs; needs an extra
 for module in pkgutil.walk_packages(emberline.__path__, "emberline."):
     if not module.name.startswith(KERNELS + OTHERS):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from emberline.types import SamplingParams
@@ -128,6 +129,16 @@ class TextStream:
         self._gate = None if params.stop_after is None else _Gate(params)
         self._floor = 0  # where in the tail a stop string may begin
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    @property
+    def watches(self) -> bool:
+        """Whether a token may end the text."""
+        return bool(self._stops) or self._gate is not None
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Add emitted tokens where no stop string is looked for."""
+        tokens, params = self._tokens, self._params
+        self._tail += b"".join([tokens.visible_bytes(token_id, params) for token_id in token_ids])
 
     def push(self, token_id: int, *, check_stop: bool = True) -> str | None:
         """Add one emitted token; return the stop string it completed, if any.

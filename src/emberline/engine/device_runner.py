@@ -116,15 +116,16 @@ class DeviceFlight:
 
 def _records(result: HostResult, begin: int, end: int, width: int) -> tuple[TokenLogprobs, ...]:
     """Those of emitted tokens `begin` .. `end`."""
+    tops = zip(result.top_ids[begin:end], result.top_logprobs[begin:end], strict=True)
     return tuple(
-        TokenLogprobs(
-            token_id=result.token_ids[n],
-            logprob=result.logprobs[n],
-            rank=result.ranks[n],
-            top_ids=tuple(result.top_ids[n][:width]),
-            top_logprobs=tuple(result.top_logprobs[n][:width]),
+        TokenLogprobs(token_id, logprob, rank, tuple(ids[:width]), tuple(values[:width]))
+        for token_id, logprob, rank, (ids, values) in zip(
+            result.token_ids[begin:end],
+            result.logprobs[begin:end],
+            result.ranks[begin:end],
+            tops,
+            strict=True,
         )
-        for n in range(begin, end)
     )
 
 
@@ -133,7 +134,8 @@ class DeviceRunner:
 
     Args:
         parts: of the step; rows and controls have room for what the sizes allow.
-        planner: says how deep blocks are drawn and how many drafts are verified.
+        planner: says how deep blocks are drawn and how many drafts are verified; another may take
+            its place between steps.
         sizes: that steps are rounded up to.
         capture: as CUDA graphs; False: kernel by kernel, on whatever device the rows are.
     """
@@ -142,7 +144,7 @@ class DeviceRunner:
         self, parts: DeviceParts, planner: DevicePlanner, sizes: Sizes, *, capture: bool
     ) -> None:
         self._parts = parts
-        self._planner = planner
+        self.planner = planner
         self._sizes = sizes
         self._nobody = len(parts.rows) - 1
         self._pages: dict[int, list[int]] = {}  # by slot, as the device knows them
@@ -150,12 +152,10 @@ class DeviceRunner:
         if capture:
             self._graphs = GraphCache(lambda bucket: run_device_step(parts, bucket), self._idle)
 
-    def takes(self, entry: ScheduledRequest) -> bool:
+    def takes(self, state: RequestState) -> bool:
         """Whether the request's options are ones that a step on the device knows."""
-        state = entry.state
-        if state.scores_prompt or state.matcher is not None or state.prediction is not None:
-            return False
-        return runs_on_device(state.params)
+        bound = state.matcher is not None or state.prediction is not None
+        return not bound and runs_on_device(state.params)
 
     def launch(self, plan: Sequence[ScheduledRequest]) -> DeviceFlight:
         """Upload what changed, start the decode step and the chunk step; see `Runner.launch`."""
@@ -178,7 +178,7 @@ class DeviceRunner:
         if self._parts.rows.is_cuda:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return DeviceFlight(plan, groups, done, self._planner)
+        return DeviceFlight(plan, groups, done, self.planner)
 
     def _run(self, bucket: Bucket, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Start a step; its results on the host, once they are there."""
@@ -222,10 +222,10 @@ class DeviceRunner:
         """The shape with the depths that the planner wants, and what the device verifies."""
         if self._parts.drafter is None:
             return shape, DevicePlan(0)
-        shape = replace(shape, draft_limits=self._planner.depths(shape))
+        shape = replace(shape, draft_limits=self.planner.depths(shape))
         if not any(shape.draft_limits):
             return shape, DevicePlan(0)
-        return shape, self._planner.device_plan(shape)
+        return shape, self.planner.device_plan(shape)
 
     def _prefill(
         self, entries: list[ScheduledRequest]

@@ -43,6 +43,8 @@ from emberline.verify.planner import Planner
 
 CHECK_SECONDS = 10.0
 """Least time between two full checks of the pages, which take milliseconds."""
+LOOKAHEAD = 64
+"""Tokens for which a request gets pages at once where the host must plan quickly."""
 
 
 class Engine:
@@ -86,6 +88,12 @@ class Engine:
     def use_runner(self, runner: Runner, *, overlap: bool) -> None:
         """Run the steps of whom it takes by a runner. `overlap`: a step is read one step later."""
         self._runner, self._lag = runner, int(overlap)
+        self._scheduler.lookahead = LOOKAHEAD
+
+    @property
+    def runner(self) -> Runner | None:
+        """What runs steps without waiting for them; None: every step is a plain one."""
+        return self._runner
 
     @property
     def pool(self) -> PagePool:
@@ -151,6 +159,10 @@ class Engine:
             prediction=Prediction(request.prediction) if request.prediction else None,
             prompt_scores=None if params.prompt_logprobs is None else [],
         )
+        # Who watches blocks needs what only the plain step tells, and so does a prompt that is only
+        # scored: whether its last logits are sound.
+        if self._runner is not None and self.observer is None and state.num_remaining > 0:
+            state.behind = self._runner.takes(state)
         self._scheduler.add(state, self._pace.seconds_to_next())
         self._states[request.request_id] = state
         self._num_added += 1
@@ -227,17 +239,11 @@ class Engine:
     def _split(
         self, plan: list[ScheduledRequest]
     ) -> tuple[list[ScheduledRequest], list[ScheduledRequest]]:
-        """Those whom the runner takes, and those who need the plain step.
-
-        Who watches blocks needs what only the plain step tells.
-        """
-        if self._runner is None or self.observer is not None:
-            return [], plan
-        taken: list[ScheduledRequest] = []
-        others: list[ScheduledRequest] = []
-        for entry in plan:
-            (taken if self._runner.takes(entry) else others).append(entry)
-        return taken, others
+        """Those whose step runs behind the host, and those who need the plain step."""
+        taken = [e for e in plan if e.state.behind and not e.state.scores_prompt]
+        if len(taken) == len(plan):
+            return taken, []
+        return taken, [e for e in plan if not e.state.behind or e.state.scores_prompt]
 
     def _launch(self, plan: list[ScheduledRequest]) -> None:
         assert self._runner is not None

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from emberline.engine.request_state import RequestState
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.scoring import Records, annotate, score_emitted
 from emberline.engine.step import StepResult
@@ -50,8 +51,8 @@ class Flight(Protocol):
 class Runner(Protocol):
     """Runs steps without waiting for them. Steps run in the order in which they are launched."""
 
-    def takes(self, entry: ScheduledRequest) -> bool:
-        """Whether it can run this; if not, the plain step must."""
+    def takes(self, state: RequestState) -> bool:
+        """Whether it can run a request's steps, once its prompt is scored if that is asked for."""
         ...
 
     def launch(self, plan: Sequence[ScheduledRequest]) -> Flight:

@@ -7,6 +7,7 @@ adds. Knows token ids and counts, no tensors.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +25,15 @@ from emberline.types import (
 
 class TextStream(Protocol):
     """The text side of a request: bytes of tokens, stop strings. Lives in detokenizer.py."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether a token may end the text, so that each has to be pushed by itself."""
+        ...
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take emitted tokens where none can end the text: `push` of each."""
+        ...
 
     def push(self, token_id: int, *, check_stop: bool = True) -> str | None:
         """Take one emitted token; return the stop string that it completed, if any."""
@@ -44,6 +54,9 @@ class RequestState:
     length_limit: int  # most tokens the sequence may hold, prompt included
     stop_ids: frozenset[int]  # EOS of the model, or nothing under ignore_eos
     token_ids: list[int]
+    num_prompt: int = field(init=False)  # prompt tokens
+    all_stop_ids: frozenset[int] = field(init=False)  # those and the request's own
+    is_plain: bool = field(init=False)  # nothing looks at its tokens one by one
     serial: int = 0  # name among all requests of the engine, in order of arrival
     arrived: float = 0.0  # of the engine's clock
     first_run: float | None = None
@@ -52,6 +65,7 @@ class RequestState:
     num_unread: int = 0  # steps in flight that emit: at least a token each, not known here yet
     ahead: int = 0  # drafts that those may accept: so many more tokens may have KV
     placed: bool = False  # what the runner of its steps knows of it is up to date
+    behind: bool = False  # its steps run behind the host, but for those that score its prompt
     num_cached: int | None = None  # prompt tokens found in the cache when it first ran
     pages: list[int] = field(default_factory=list)  # NO_PAGE where a window no longer looks
     slot: int = -1  # row of the token table while running
@@ -65,15 +79,16 @@ class RequestState:
     steps: dict[StepCounts, int] = field(default_factory=dict)  # its verify steps
     num_steps: int = 0  # of them
 
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.request.prompt_token_ids)
+        self.all_stop_ids = self.stop_ids.union(self.params.stop_token_ids)
+        followed = self.matcher is not None or self.prediction is not None
+        self.is_plain = not followed and not (self.text is not None and self.text.watches)
+
     @property
     def params(self) -> SamplingParams:
         """The request's sampling options."""
         return self.request.params
-
-    @property
-    def num_prompt(self) -> int:
-        """Prompt tokens."""
-        return len(self.request.prompt_token_ids)
 
     @property
     def num_output(self) -> int:
@@ -175,9 +190,16 @@ def append_run(state: RequestState, run: list[int]) -> tuple[list[int], Ending |
     """Append the emitted run up to and with the token that ends the request, if one does.
 
     One token at a time, so that a stop inside a block cuts ids, log-probabilities, text and counts
-    at the same place whatever was accepted beyond it. Returns the tokens kept and the ending.
+    at the same place whatever was accepted beyond it; all at once where no token can end it.
+    Returns the tokens kept and the ending.
     """
     params = state.params
+    goes_on = len(state.token_ids) + len(run) < state.length_limit
+    if state.is_plain and goes_on and state.all_stop_ids.isdisjoint(run):
+        state.token_ids += run
+        if state.text is not None:
+            state.text.extend(run)
+        return run, None
     for count, token_id in enumerate(run, 1):
         state.token_ids.append(token_id)
         if state.prediction is not None:

@@ -56,7 +56,11 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_queried = 0  # prompt tokens looked up in the cache
         self.num_hit = 0  # of those, found
+        self.lookahead = (
+            0  # tokens for which a request that runs behind the host gets pages at once
+        )
         self._free_slots = list(range(config.max_num_reqs - 1, -1, -1))
+        self._standing: dict[int, ScheduledRequest] = {}  # by slot: what it runs step after step
 
     def add(self, state: RequestState, retry_after: int) -> None:
         """Queue a request; `QueueFull` with the given advice when the limit is reached."""
@@ -74,10 +78,15 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledRequest]:
         """Plan one step: decodes first, so that a long prompt never delays a running answer."""
-        budget = _Budget(self.config.max_num_tokens, PROMPT_SCORE_TOKENS)
+        steady = [entry for state in self.running if (entry := self._steady(state)) is not None]
+        if len(steady) == len(self.running) and not (self.waiting and self._free_slots):
+            return steady
+        budget = _Budget(self.config.max_num_tokens - len(steady), PROMPT_SCORE_TOKENS)
+        going_on = {entry.state.slot for entry in steady}
+        others = [state for state in self.running if state.slot not in going_on]
         num_preemptions = self.num_preemptions
         planned: list[ScheduledRequest] = []
-        for state in sorted(self.running, key=lambda s: s.num_pending > 1):
+        for state in sorted(others, key=lambda s: s.num_pending > 1):
             if state.slot < 0:  # preempted for another request in this very loop
                 continue
             entry = self._entry(state, budget)
@@ -86,11 +95,27 @@ class Scheduler:
                 budget = budget.after(entry)
         # A request preempted later in the loop than it was planned must not run.
         planned = [entry for entry in planned if entry.state.slot >= 0]
+        steady = [entry for entry in steady if entry.state.slot >= 0]
+        others = [state for state in others if state.slot >= 0]
         if self.num_preemptions == num_preemptions:  # what gave way must not come back at once
-            planned += self._admit(budget)
+            started = self._admit(budget, others)
+            planned += started
+            others += [entry.state for entry in started]
         if self.waiting and not self.running:
             raise RuntimeError("nothing runs, and the first request of the queue cannot start")
-        return self._with_drafts(planned)
+        num_drafts = sum(entry.draft_limit for entry in steady)
+        return steady + self._with_drafts(planned, others, num_drafts)
+
+    def _steady(self, state: RequestState) -> ScheduledRequest | None:
+        """What a request goes on running, if it has the pages for it; None: look closer.
+
+        Its draft limit is that of an earlier step: the device keeps to the length that is left.
+        """
+        entry = self._standing.get(state.slot)
+        if entry is None or state.num_remaining <= 0:
+            return None
+        room = len(state.pages) * self.cache.pool.page_size
+        return entry if state.reach + 1 + entry.draft_limit <= room else None
 
     def may_preempt(self) -> bool:
         """Whether the next step might lack pages for those who run.
@@ -113,6 +138,8 @@ class Scheduler:
         if state.is_sound and state.num_pending <= 1 and not state.shared:
             self._share(state)
             state.shared = True
+        if state.shared and state.slot in self._standing and self.cache.window is None:
+            return
         end = self.cache.pool.pages_for(max(len(state.token_ids), state.reach))
         self.cache.release(state.pages[end:])
         del state.pages[end:]
@@ -136,8 +163,10 @@ class Scheduler:
         """Raise `RuntimeError` unless every page is free, cached or held by a running request."""
         self.cache.check(state.pages for state in self.running)
 
-    def _admit(self, budget: _Budget) -> list[ScheduledRequest]:
+    def _admit(self, budget: _Budget, others: list[RequestState]) -> list[ScheduledRequest]:
         """Start requests of the queue, in order, for as long as there is room for the next.
+
+        `others`: those who run and still need pages.
 
         One that had better wait is passed over, but keeps its place: who comes after it gets a slot
         and pages only beside what it will take.
@@ -145,7 +174,7 @@ class Scheduler:
         planned = []
         # The whole sequence must fit beside what the others still need for theirs, else somebody
         # would only be preempted again.
-        promised = sum(self._pages_to_come(state) for state in self.running)
+        promised = sum(self._pages_to_come(state) for state in others)
         for state in self.waiting[: len(self._free_slots)]:
             if not budget.tokens:
                 break
@@ -256,24 +285,49 @@ class Scheduler:
         self._grow(state, num_tokens)
         return True
 
-    def _with_drafts(self, planned: list[ScheduledRequest]) -> list[ScheduledRequest]:
+    def _with_drafts(
+        self, planned: list[ScheduledRequest], others: list[RequestState], num_drafts: int
+    ) -> list[ScheduledRequest]:
         """The plan with drafts as far as the verify budget and pages that nobody needs go.
 
         Drafts are a gamble: nobody who runs or starts gives way for them, now or in a later step.
+
+        Args:
+            planned: what runs besides those who go on as before.
+            others: those who run and still need pages.
+            num_drafts: drafts of those who go on as before.
         """
-        budget = self.config.max_verify_tokens
-        promised = sum(self._pages_to_come(state) for state in self.running)
+        budget = self.config.max_verify_tokens - num_drafts
+        promised = sum(self._pages_to_come(state) for state in others)
         spare = max(0, self.cache.num_available - promised)
         entries = []
         for entry in planned:
             state, end = entry.state, entry.state.reach + entry.num_known
             room = (len(state.pages) + spare) * self.cache.pool.page_size - end
-            drafts = min(entry.draft_limit, budget, room)
+            drafts = min(entry.draft_limit, max(0, budget), room)
             spare -= self._missing_pages(state, entry.num_known + drafts)
             self._grow(state, entry.num_known + drafts)
             budget -= drafts
             entries.append(replace(entry, draft_limit=drafts))
+            if self.lookahead and state.behind and entry.num_known == 1 and entry.samples:
+                spare -= self._look_ahead(entries[-1], spare)
         return entries
+
+    def _look_ahead(self, entry: ScheduledRequest, spare: int) -> int:
+        """Get pages for a request's next steps too, so that they need no planning.
+
+        Returns:
+            How many of the `spare` pages it took.
+        """
+        state = entry.state
+        end = state.reach + entry.num_known + entry.draft_limit
+        more = min(self.lookahead, max(0, state.length_limit - end))
+        missing = self._missing_pages(state, end - state.reach + more)
+        if missing > spare:
+            return 0
+        self._grow(state, end - state.reach + more)
+        self._standing[state.slot] = entry
+        return missing
 
     def _missing_pages(self, state: RequestState, num_tokens: int) -> int:
         """Pages that the next `num_tokens` tokens of a request still lack."""
@@ -302,6 +356,7 @@ class Scheduler:
             self._share(state)
         self._lose_pages(state)
         self._free_slots.append(state.slot)
+        self._standing.pop(state.slot, None)
         state.slot = -1
         state.placed = False
         state.shared = False

@@ -7,7 +7,6 @@ scored by entry i of its window; a prompt token by the entry of the token before
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ def score_emitted(plan: Sequence[ScheduledRequest], result: StepResult) -> Recor
     records: Records = []
     for entry, one, other in zip(plan, raw, processed, strict=True):
         if one is not None and other is not None and entry.state.params.logprobs_mode == "both":
-            one = tuple(replace(r, processed=p) for r, p in zip(one, other, strict=True))
+            one = tuple(r._replace(processed=p) for r, p in zip(one, other, strict=True))
         records.append(one if one is not None else other)
     return records
 
@@ -87,7 +86,7 @@ def _annotated(
             drafts[i] if judged else None,
             confidence[i] if judged and confidence else None,
         )
-        annotated.append(replace(record, annotation=note))
+        annotated.append(record._replace(annotation=note))
     return tuple(annotated)
 
 

@@ -242,4 +242,4 @@ def _as_asked(output: RequestOutput, params: SamplingParams) -> RequestOutput:
 
 def _processed(record: TokenLogprobs) -> TokenLogprobs:
     assert record.processed is not None
-    return replace(record.processed, annotation=record.annotation)
+    return record.processed._replace(annotation=record.annotation)
