@@ -219,21 +219,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print the tables, write `results/<name>.json`."""
     args = _arguments(argv)
     shape = SHAPES[args.shape]
-    bandwidth = copy_bandwidth(args.repeats) if args.device != "cpu" else None
     most = max(args.requests)
     tokens_each = max(args.context + 8, PROMPT + args.new_tokens)
     began = time.perf_counter()
     engine = load(shape, args.device, args.dtype, most, tokens_each, args.planner)
+    load_seconds = round(time.perf_counter() - began, 1)
+    bandwidth = copy_bandwidth(args.repeats) if args.device != "cpu" else None
     figures: dict[str, object] = {
         **machine(args.device),
         "shape": args.shape,
         "dtype": args.dtype,
         "copy_bandwidth": bandwidth,
         "context": args.context,
-        "load_seconds": round(time.perf_counter() - began, 1),
+        "load_seconds": load_seconds,
         "info": engine.info,
     }
-    print(json.dumps({"load_seconds": figures["load_seconds"], "bandwidth": bandwidth}), flush=True)
+    print(json.dumps({"load_seconds": load_seconds, "bandwidth": bandwidth}), flush=True)
     measures: dict[str, Callable[[], list[dict[str, object]]]] = {
         "target": lambda: target_rows(
             engine, shape, args.requests, args.context, bandwidth, args.repeats

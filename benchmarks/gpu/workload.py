@@ -18,10 +18,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from emberline.config import CacheConfig, EngineConfig, SchedulerConfig
+from emberline.engine.device_runner import DeviceRunner
 from emberline.engine.engine import Engine
 from emberline.llm import LLM, chat_ids
 from emberline.types import Request, SamplingParams
-from emberline.verify.planner import Planner, Threshold, VerifyAll
+from emberline.verify.planner import DevicePlanner, Planner, Threshold, VerifyAll
 
 import prompts as prompt_sets
 
@@ -30,7 +31,7 @@ POLICIES = (NO_DRAFT, VERIFY_ALL, THRESHOLD, SCHEDULED)
 LEAST_PROMPTS = 8
 """Prompts of every cell at least: fewer at once run in turns, for acceptance differs by prompt."""
 GPU_STEP_TOKENS = 8192  # known tokens a step: a batch's prompts go in few steps
-SPARE_TOKENS = 64  # of KV a request: a block past the last token, the page's rest
+SPARE_TOKENS = 160  # of KV a request: a block past the last token, pages taken ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,12 @@ def settings(
         concurrency: most requests at once.
         tokens_each: longest prompt and answer together.
         base: whatever else is to be set.
+
+    Raises:
+        SystemExit: the device is a GPU and there is none.
     """
+    if device != "cpu" and not torch.cuda.is_available():
+        raise SystemExit(f"--device {device}: no CUDA GPU is visible; say --device cpu to try it")
     most = max(16, concurrency)
     step_tokens = 1024 if device == "cpu" else GPU_STEP_TOKENS
     return replace(
@@ -151,6 +157,14 @@ def generate_ids(engine: Engine) -> Generate:
     return run
 
 
+def use_planner(engine: Engine, planner: Planner, name: str) -> None:
+    """Plan by a policy in plain steps and on the device: here all steps are of one kind."""
+    engine.use_planner(planner, name)
+    if isinstance(engine.runner, DeviceRunner):
+        assert isinstance(planner, DevicePlanner)
+        engine.runner.planner = planner
+
+
 class Bench:
     """An engine, its prompts, and cells run on it.
 
@@ -189,7 +203,7 @@ class Bench:
             SCHEDULED: (self._scheduled, self._scheduled_name),
             THRESHOLD: (Threshold(0.5), "threshold"),
         }
-        engine.use_planner(*planners.get(cell.policy, (VerifyAll(), "verify_all")))
+        use_planner(engine, *planners.get(cell.policy, (VerifyAll(), "verify_all")))
         params = replace(
             self._params,
             max_tokens=new_tokens,

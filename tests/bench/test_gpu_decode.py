@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from emberline.llm import LLM
 
@@ -99,6 +100,12 @@ def test_settings_hold_every_request() -> None:
     assert config.scheduler.max_num_reqs == 300
     assert config.cache.num_tokens >= 300 * 500
     assert config.scheduler.max_num_tokens >= 300
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    with pytest.raises(SystemExit, match="no CUDA GPU is visible"):
+        workload.settings("cuda", "bfloat16", 1, 100)
 
 
 def test_random_prompts_are_the_same_every_time() -> None:
