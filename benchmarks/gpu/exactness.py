@@ -134,8 +134,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     def load(device: str, dtype: str) -> LLM:
         return LLM(args.model, args.draft, settings(device, dtype, len(prompts), longest))
 
-    figures: dict[str, object] = {**machine(args.device), "prompts": len(prompts)}
     wide = load(args.device, "float32")
+    figures: dict[str, object] = {**machine(args.device), "prompts": len(prompts)}
     ours = answer(wide, prompts, args.tokens)
     try:
         began = time.perf_counter()

@@ -74,7 +74,7 @@ def test_a_difference_is_seen(engine: Engine) -> None:
     assert first.logits is not None
     moved = first.logits.clone()
     moved[3, 5] += 0.25
-    record = replace(first.records[2], logprob=first.records[2].logprob - 0.5)
+    record = first.records[2]._replace(logprob=first.records[2].logprob - 0.5)
     records = (*first.records[:2], record, *first.records[3:])
     changed = [replace(first, logits=moved, records=records), *reference[1:]]
     assert difference(changed, reference) == {
