@@ -22,14 +22,13 @@ from pathlib import Path
 
 import torch
 
+from emberline import machine_costs
 from emberline.batch import BlockContext, DrawKeys, ForwardBatch
 from emberline.config import EngineConfig, SpeculationConfig
 from emberline.drafters.base import Capturable
 from emberline.engine.build import build_engine
 from emberline.engine.engine import Engine
-from emberline.engine.profile import plan_grid, profile_steps
 from emberline.layout import TokenLayout, Tokens
-from emberline.verify.step_cost import StepCosts
 
 import record
 from gpu.decode import measure, table
@@ -67,17 +66,16 @@ def load(
         scripted_models(Script(shape.vocab)),
     ):
         return build_engine(
-            model, draft, config, eos_ids=frozenset(), name=shape.name, find_costs=step_costs
+            model,
+            draft,
+            config,
+            eos_ids=frozenset(),
+            name=shape.name,
+            # Measured here and kept nowhere: nobody loads these models again.
+            find_costs=lambda engine: (
+                machine_costs.measure(engine, model, draft, progress=False).costs
+            ),
         )
-
-
-def step_costs(engine: Engine) -> StepCosts:
-    """Measured here and kept nowhere."""
-    return profile_steps(
-        engine.parts,
-        engine.pool,
-        plan_grid(engine.parts, engine.pool, engine.config.scheduler),
-    )
 
 
 def clock(run: Callable[[], object], device: str, repeats: int) -> float:
