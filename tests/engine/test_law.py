@@ -199,7 +199,7 @@ class SearchesOn(CausalGreedy):
         now = Confidences.of(proposal.confidence, proposal.num_drafted)
         self._outlook.learn(shape, now)
         ranked = now.ranked()
-        budget = int(tokens_per_second(ranked, shape, self._costs).argmax())
+        budget = int(tokens_per_second(ranked, shape, self._prices).argmax())
         return Admission(torch.from_numpy(ranked.lens(budget)), budget)
 
 

@@ -18,6 +18,8 @@ from emberline.verify.outlook import (
     PROBE_EVERY,
     Confidences,
     Outlook,
+    Padding,
+    Prices,
     highest,
     tokens_per_second,
     tokens_per_second_by_depth,
@@ -207,44 +209,44 @@ def test_a_request_without_history_is_expected_to_do_as_the_others() -> None:
     """A new request, or one in a slot that was another's: its serial is new."""
     shape = StepShape(2, 2, (1, 2), (2, 2))
     first = [[0.8, 0.5], [0.4, 0.5]]
-    seen = Outlook()
+    seen = Outlook(Prices(FLAT), highest)
     assert seen.expected(shape).values.tolist() == [[1.0, 1.0], [1.0, 1.0]]
     pass_step(seen, shape, first)
     assert seen.expected(shape).values.tolist() == [[1.0, 1.0], [1.0, 1.0]]  # one step old
     pass_step(seen, shape, [[0.1, 0.1], [0.2, 0.2]])
     new = StepShape(2, 2, (2, 3), (2, 2))
-    seen.depths(new, FLAT, highest)
+    seen.depths(new)
     known, assumed = seen.expected(new).values.tolist()
     assert known == [0.4, 0.5]
     assert assumed == pytest.approx([0.6, (0.8 * 0.5 + 0.4 * 0.5) / 1.2])
     # A block that hardly reaches a position says little about it.
-    seen = Outlook()
+    seen = Outlook(Prices(FLAT), highest)
     pass_step(seen, shape, [[1.0, 0.9], [0.01, 0.1]])
     pass_step(seen, shape, [[0.1, 0.1], [0.2, 0.2]])
-    seen.depths(new, FLAT, highest)
+    seen.depths(new)
     assert seen.expected(new).values[1, 1] == pytest.approx((0.9 + 0.01 * 0.1) / 1.01)
 
 
 def pass_step(seen: Outlook, shape: StepShape, confidence: list[list[float]]) -> None:
     """A step that is planned and learnt."""
-    seen.depths(shape, FLAT, highest)
+    seen.depths(shape)
     values = np.array(confidence)
     seen.learn(shape, Confidences(values, np.full(len(values), values.shape[1])))
 
 
 def test_deeper_positions_than_were_drawn_are_expected_as_the_mean() -> None:
-    seen = Outlook()
+    seen = Outlook(Prices(FLAT), highest)
     shape = StepShape(1, 1, (1,), (3,))
     for _ in range(3):
         pass_step(seen, shape, [[0.8, 0.5, 0.25]])
     for _ in range(2):
         pass_step(seen, shape, [[0.9]])
-    seen.depths(shape, FLAT, highest)
+    seen.depths(shape)
     assert seen.expected(shape).values[0].tolist() == pytest.approx([0.9, 0.5, 0.25])
 
 
 def test_what_a_prediction_drafts_teaches_nothing() -> None:
-    seen = Outlook()
+    seen = Outlook(Prices(FLAT), highest)
     shape = StepShape(2, 2, (1, 2), (2, 2), predicted=(0.75, 0.0))
     for _ in range(3):
         pass_step(seen, shape, [[0.75, 0.75], [0.5, 0.5]])
@@ -375,6 +377,11 @@ def test_the_property_above_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 # Planned ahead: the host runs a step behind the device.
 
 
+def eighths(num_reqs: int, depth: int) -> list[int]:
+    """Sizes that depend on how much there is to verify."""
+    return sorted({num_reqs + num_reqs * depth * part // 8 for part in range(9)})
+
+
 def scripted_steps(seed: int) -> list[dict[int, list[float]]]:
     """Confidences by serial, step by step; requests come, go and change places."""
     generator = np.random.default_rng(seed)
@@ -391,9 +398,8 @@ def test_a_host_that_is_a_step_behind_plans_the_same(seed: int) -> None:
     costs = StepCosts(
         target=((1, 1, 1.0), (1, 4, 1.1), (1, 8, 2.0), (1, 9, 9.0), (4, 4, 2.0), (4, 20, 5.0)),
         draft=((1, 1, 0.15), (1, 4, 0.35), (4, 4, 0.5)),
-        sizes=(1, 2, 4, 8, 12, 16, 20),
     )
-    in_time, behind = LaggedTopK(costs), LaggedTopK(costs)
+    in_time, behind = LaggedTopK(costs, eighths), LaggedTopK(costs, eighths)
     waiting: list[tuple[StepShape, Tensor, Tensor]] = []
     plans, num_undrafted = set(), 0
     for confidence in scripted_steps(seed):
@@ -442,15 +448,18 @@ def test_budgets_fill_the_size_that_a_step_is_padded_to() -> None:
     proposal = DraftProposal(drafts, torch.tensor([8]), None, torch.tensor(step_of_nine))
     budgets = {}
     for sizes in ((), (1, 4, 16), (1, 6, 16), (2,)):
-        planner = LaggedTopK(StepCosts(steep, (), sizes))
+        planner = LaggedTopK(StepCosts(steep, ()), lambda _reqs, _depth, sizes=sizes: sizes)
         for _ in range(4):
             assert planner.depths(shape) == (8,)
             budgets[sizes] = planner.admit(proposal, shape).num_draft_tokens
     assert budgets == {(): 2, (1, 4, 16): 3, (1, 6, 16): 5, (2,): 2}
 
 
+@pytest.mark.parametrize("padding", [None, eighths])
 @pytest.mark.parametrize("points", [99, 8])
-def test_a_depth_is_worth_what_its_drafts_are(monkeypatch: pytest.MonkeyPatch, points: int) -> None:
+def test_a_depth_is_worth_what_its_drafts_are(
+    monkeypatch: pytest.MonkeyPatch, points: int, padding: Padding | None
+) -> None:
     """All depths at once give what each gives alone; at fewer points, nearly."""
     generator = np.random.default_rng(5)
     values = generator.random((6, 5)).round(1)
@@ -460,13 +469,13 @@ def test_a_depth_is_worth_what_its_drafts_are(monkeypatch: pytest.MonkeyPatch, p
     costs = StepCosts(((6, 6, 1.0), (6, 40, 3.0)), ((1, 1, 0.1), (5, 5, 0.4)))
     monkeypatch.setattr(outlook, "MOST_POINTS", points)
     ranked = Confidences(values, limits).ranked()
-    every = tokens_per_second_by_depth(ranked, shape, costs)
+    every = tokens_per_second_by_depth(ranked, shape, Prices(costs, padding))
     assert every.shape[0] == 6
     assert every.shape[1] <= points + 1
     for depth, theta in enumerate(every):
         lens = np.minimum(limits, [depth] * 4 + [5, depth])
         drawn = replace(shape, draft_limits=tuple(lens.tolist()))
-        alone = tokens_per_second(ranked.within(lens), drawn, costs)
+        alone = tokens_per_second(ranked.within(lens), drawn, Prices(costs, padding))
         if points == 99:
             assert set(theta) == set(alone)
         assert theta[-1] == pytest.approx(alone[-1], rel=1e-12)

@@ -15,7 +15,7 @@ Planning is host time of every step, so everything is done in arrays, never requ
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,9 @@ Bools = NDArray[np.bool_]
 BudgetRule = Callable[[Floats], int]
 """From tokens a second by budget ([N + 1], entry m with m drafts) to the budget."""
 
+Padding = Callable[[int, int], Sequence[int]]
+"""From requests and the depth of their blocks to the token counts that steps run at, rising."""
+
 LAG = 2
 """How many steps old the confidences are that an expectation rests on."""
 LEAST_WEIGHT = 0.02
@@ -40,6 +43,8 @@ PROBE_EVERY = 32
 """Steps without drafting after which one request drafts, so that the mean stays true."""
 MOST_POINTS = 256
 """Budgets at which depths are compared: every one, or with more drafts every second, third .."""
+KEPT_PRICES = 64
+"""Kinds of steps whose seconds are kept: decode steps come again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,52 @@ class Confidences:
         return Ranked(survival[order], positions[order], reqs[order], num_reqs)
 
 
+class Prices:
+    """Seconds of steps by the depth of their blocks and the drafts that they verify.
+
+    Where steps are padded, one costs what the smallest size does that holds it: costs are stairs,
+    and the best budgets fill a size. Over the largest size a step runs as it is.
+    """
+
+    def __init__(self, costs: StepCosts, padding: Padding | None = None) -> None:
+        self._costs = costs
+        self._padding = padding
+        self._kept: dict[tuple[int, ...], Floats] = {}
+
+    def of(self, shape: StepShape, num_drafts: int) -> Floats:
+        """[D + 1, N + 1]: blocks drawn 0 .. D deep, D the deepest of the draft limits.
+
+        Args:
+            shape: of the step.
+            num_drafts: N, most that are verified.
+        """
+        drawn = _drawn(shape)
+        num_reqs, most = len(shape.serials), int(drawn.max(initial=0))
+        key = num_reqs, shape.num_known, len(drawn), most, num_drafts
+        if key not in self._kept:
+            if len(self._kept) == KEPT_PRICES:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = self._seconds(*key)
+        return self._kept[key]
+
+    def _seconds(
+        self, num_reqs: int, num_known: int, num_drawn: int, most: int, num_drafts: int
+    ) -> Floats:
+        tokens = num_known + np.arange(num_drafts + 1)
+        depths = np.arange(most + 1)
+        drafting = self._costs.draft_curve(num_drawn, depths)[:, None]
+        if self._padding is None:
+            return self._costs.target_seconds(num_reqs, tokens) + drafting
+        padded = np.stack([_held(tokens, self._padding(num_reqs, depth)) for depth in depths])
+        return self._costs.target_seconds(num_reqs, padded) + drafting
+
+
+def _held(tokens: Ints, sizes: Sequence[int]) -> Ints:
+    """The smallest size that holds each number of tokens; the number itself where none does."""
+    held = np.append(sizes, -1)[np.searchsorted(sizes, tokens)]
+    return np.where(held < 0, tokens, held)
+
+
 @dataclass(frozen=True, slots=True)
 class _Learnt:
     """The confidences of a step, by request."""
@@ -128,9 +179,13 @@ class Outlook:
     A request that did not draft then (it is new, its slot was another's, it was preempted, or
     nobody drafted) is expected to do as blocks did so far, position by position. A position that
     nobody has ever drafted is expected to survive: the first steps verify everything.
+
+    Depths and budgets are the best at some prices, `rule` saying what a budget's best is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prices: Prices, rule: BudgetRule) -> None:
+        self._prices = prices
+        self._rule = rule
         self._steps: deque[_Step] = deque()  # the latest, at most `LAG` once one is planned
         self._known = _NOTHING  # of the step `LAG` before the one being planned
         self._mean = np.ones(0)  # by position
@@ -139,10 +194,10 @@ class Outlook:
         self._num_undrafted = 0  # steps in a row
         self._num_probes = 0
 
-    def depths(self, shape: StepShape, costs: StepCosts, rule: BudgetRule) -> tuple[int, ...]:
+    def depths(self, shape: StepShape) -> tuple[int, ...]:
         """[B] drafts to draw: the one depth for all at which the most tokens a second come.
 
-        With the budget that `rule` will give: what it would not verify is not worth drawing.
+        With the budget that the rule will give: what it would not verify is not worth drawing.
         Where that depth is 0 nobody drafts, but for a probe now and then: confidences come only
         from drafts, and what was true of other requests may not be of these.
 
@@ -152,19 +207,19 @@ class Outlook:
             RuntimeError: the step `LAG` before this one was never learnt.
         """
         self._begin(shape.serials)
-        depths = self._depths(shape, costs, rule) if any(shape.draft_limits) else shape.draft_limits
+        depths = self._depths(shape) if any(shape.draft_limits) else shape.draft_limits
         if not any(depths):
             self._steps[-1].learnt = _NOTHING
         return depths
 
-    def budget(self, shape: StepShape, costs: StepCosts, rule: BudgetRule) -> int:
+    def budget(self, shape: StepShape) -> int:
         """Drafts to verify of those drawn in this step, all requests together.
 
         Asked after the depths of the step, which are the draft limits of `shape`.
         """
         assert self._ranked is not None
         drawn = self._ranked.within(np.array(shape.draft_limits))
-        return rule(tokens_per_second(drawn, shape, costs))
+        return self._rule(tokens_per_second(drawn, shape, self._prices))
 
     def learn(self, shape: StepShape, now: Confidences | None) -> None:
         """Take the confidences of the oldest step that waits for its own.
@@ -211,13 +266,13 @@ class Outlook:
             self._average(learnt)
         self._steps.append(_Step(serials))
 
-    def _depths(self, shape: StepShape, costs: StepCosts, rule: BudgetRule) -> tuple[int, ...]:
+    def _depths(self, shape: StepShape) -> tuple[int, ...]:
         expected = self.expected(shape)
         limits, chances = expected.lens, _chances(shape)
         drawn = (limits > 0) & (chances == 0)
         self._ranked = expected.ranked()
-        every = tokens_per_second_by_depth(self._ranked, shape, costs)
-        best = [theta[rule(theta)] for theta in every]
+        every = tokens_per_second_by_depth(self._ranked, shape, self._prices)
+        best = [theta[self._rule(theta)] for theta in every]
         # A deeper block at no cost is welcome: what is drawn can still be left unverified.
         depth = int(np.flatnonzero(np.array(best) == max(best))[-1])
         if depth or not drawn.any():
@@ -269,7 +324,7 @@ def highest(theta: Floats) -> int:
     return int(theta.argmax())
 
 
-def tokens_per_second(ranked: Ranked, shape: StepShape, costs: StepCosts) -> Floats:
+def tokens_per_second(ranked: Ranked, shape: StepShape, prices: Prices) -> Floats:
     """Theta(m): expected tokens a second of a step with the m likeliest drafts, m = 0 .. N.
 
     (R + the sum of their survivals) / (seconds to draft and to verify), R the requests that emit
@@ -278,22 +333,17 @@ def tokens_per_second(ranked: Ranked, shape: StepShape, costs: StepCosts) -> Flo
     Args:
         ranked: N drafts.
         shape: what the step carries besides; its draft limits say what was drawn.
-        costs: measured seconds.
+        prices: measured seconds.
 
     Returns:
         [N + 1].
     """
     gains = np.zeros(len(ranked.survival) + 1)
     ranked.survival.cumsum(out=gains[1:])
-    tokens = shape.num_known + np.arange(len(gains))
-    seconds = costs.target_seconds(len(shape.serials), tokens)
-    limits = np.array(shape.draft_limits)
-    drawn = limits[(limits > 0) & (_chances(shape) == 0)]
-    drafting = costs.draft_seconds(len(drawn), int(drawn.max(initial=0)))
-    return (shape.num_emitting + gains) / (seconds + drafting)
+    return (shape.num_emitting + gains) / prices.of(shape, len(ranked.survival))[-1]
 
 
-def tokens_per_second_by_depth(ranked: Ranked, shape: StepShape, costs: StepCosts) -> Floats:
+def tokens_per_second_by_depth(ranked: Ranked, shape: StepShape, prices: Prices) -> Floats:
     """Theta of blocks drawn 0 .. D deep, D the deepest that the draft limits allow.
 
     Depth d counts the drafts of the first d positions, and all of those that are predicted. Budgets
@@ -303,23 +353,25 @@ def tokens_per_second_by_depth(ranked: Ranked, shape: StepShape, costs: StepCost
     Returns:
         [D + 1, at most `MOST_POINTS` + 1].
     """
-    limits, chances = np.array(shape.draft_limits), _chances(shape)
-    drawn = limits[(limits > 0) & (chances == 0)]
-    most, num_drafts = int(drawn.max(initial=0)), len(ranked.survival)
+    num_drafts = len(ranked.survival)
+    seconds = prices.of(shape, num_drafts)
     first = ranked.positions + 1  # depth from which on a draft counts
     if shape.predicted:
-        first = np.where(chances[ranked.reqs] > 0, 0, first)
+        first = np.where(_chances(shape)[ranked.reqs] > 0, 0, first)
     step = -(-num_drafts // MOST_POINTS)
-    size = (most + 1, -(-num_drafts // step))
+    size = (len(seconds), -(-num_drafts // step))
     column = first * size[1] + np.arange(size[1]).repeat(step)[:num_drafts]
     gains, budgets = np.zeros((2, size[0], size[1] + 1))
     for sums, weights in ((gains, ranked.survival), (budgets, None)):
         found = np.bincount(column, weights, size[0] * size[1]).reshape(size)
         found.cumsum(axis=0).cumsum(axis=1, out=sums[:, 1:])
-    tokens = shape.num_known + np.arange(num_drafts + 1)
-    seconds = costs.target_seconds(len(limits), tokens)[budgets.astype(np.int64)]
-    drafting = costs.draft_curve(len(drawn), np.arange(most + 1))
-    return (shape.num_emitting + gains) / (seconds + drafting[:, None])
+    return (shape.num_emitting + gains) / np.take_along_axis(seconds, budgets.astype(np.int64), 1)
+
+
+def _drawn(shape: StepShape) -> Ints:
+    """Limits of the blocks that the drafter draws."""
+    limits = np.array(shape.draft_limits)
+    return limits[(limits > 0) & (_chances(shape) == 0)]
 
 
 def _chances(shape: StepShape) -> Floats:

@@ -24,6 +24,8 @@ from emberline.batch import Admission, DraftProposal, StepShape
 from emberline.verify.outlook import (
     Confidences,
     Outlook,
+    Padding,
+    Prices,
     Ranked,
     first_decline,
     highest,
@@ -170,12 +172,12 @@ class CausalGreedy:
     """
 
     def __init__(self, costs: StepCosts) -> None:
-        self._costs = costs
-        self._outlook = Outlook()
+        self._prices = Prices(costs)
+        self._outlook = Outlook(self._prices, first_decline)
 
     def depths(self, shape: StepShape) -> tuple[int, ...]:
         """The depth that the outlook favours."""
-        return self._outlook.depths(shape, self._costs, first_decline)
+        return self._outlook.depths(shape)
 
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         """By current survival, up to the first decline."""
@@ -185,7 +187,7 @@ class CausalGreedy:
         now = Confidences.of(proposal.confidence, proposal.num_drafted)
         self._outlook.learn(shape, now)
         ranked = now.ranked()
-        budget = first_decline(tokens_per_second(ranked, shape, self._costs))
+        budget = first_decline(tokens_per_second(ranked, shape, self._prices))
         return _allocation(ranked, budget, proposal)
 
 
@@ -196,7 +198,7 @@ class LaggedTopK:
     expects: what an engine can know whose host runs a step behind its device. It counts steps,
     never time. The allocation is by current survival, ties to the earlier position, then to the
     earlier request. Without confidences every draft is verified. Where steps are padded to sizes,
-    the budgets that win fill one: `StepCosts.sizes`.
+    the budgets that win fill one.
 
     Does not look at the token it admits: the budget and the depth were settled before anything was
     drawn. Given them, k of a block is in if fewer than m drafts rank before it. Of its own block
@@ -204,13 +206,12 @@ class LaggedTopK:
     goes to the earlier position). So whether k is in reads confidences up to k of its own block.
     """
 
-    def __init__(self, costs: StepCosts) -> None:
-        self._costs = costs
-        self._outlook = Outlook()
+    def __init__(self, costs: StepCosts, padding: Padding | None = None) -> None:
+        self._outlook = Outlook(Prices(costs, padding), highest)
 
     def depths(self, shape: StepShape) -> tuple[int, ...]:
         """The depth that the outlook favours."""
-        return self._outlook.depths(shape, self._costs, highest)
+        return self._outlook.depths(shape)
 
     def budget(self, shape: StepShape) -> int:
         """The best number of drafts to verify, before any is drawn.
@@ -219,7 +220,7 @@ class LaggedTopK:
             shape: of the step, its draft limits being the depths. How many drafts there are may
                 depend on them: the budget looks at what was asked for.
         """
-        return self._outlook.budget(shape, self._costs, highest)
+        return self._outlook.budget(shape)
 
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         """The expected best budget, by current survival."""

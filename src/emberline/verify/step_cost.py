@@ -9,7 +9,7 @@ import math
 from bisect import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +33,11 @@ class StepCosts:
     A table may be without draft costs: those of other engines know whole steps only. Drafting then
     counts as free, and what it took is in `target` of every step, drafted or not.
 
-    Where steps are padded, one costs what the smallest size does that holds it: costs are stairs,
-    and the best budgets fill a size. Steps over the largest size run as they are.
-
     Raises `ValueError` naming the field and the point that has no meaning.
     """
 
     target: tuple[Point, ...]  # (requests, tokens, seconds) of everything but drafting
     draft: tuple[Point, ...]  # (requests that draft, drafts a block, seconds)
-    sizes: tuple[int, ...] = ()  # rising token counts that steps are padded to; (): they are not
-    _held: Ints = field(init=False, repr=False, compare=False)  # sizes, then FAR
     _target: _Surface = field(init=False, repr=False, compare=False)
     _draft: _Surface = field(init=False, repr=False, compare=False)
 
@@ -51,19 +46,12 @@ class StepCosts:
             raise ValueError("target is empty: it needs at least one point")
         _check("target", "tokens", self.target)
         _check("draft", "drafts", self.draft)
-        if not all(0 < low < high for low, high in pairwise((*self.sizes, FAR))):
-            raise ValueError(f"sizes must be positive and rise, got {self.sizes}")
-        object.__setattr__(self, "_held", np.array((*self.sizes, FAR)))
         object.__setattr__(self, "_target", _Surface(self.target))
         object.__setattr__(self, "_draft", _Surface(self.draft))
 
     def target_seconds(self, num_reqs: int, num_tokens: Ints) -> Floats:
         """Seconds of everything but drafting, for steps of so many tokens. [N] -> [N]."""
-        curve = self._target.curve(num_reqs)
-        if not self.sizes:
-            return curve.at(num_tokens)
-        held = self._held[self._held.searchsorted(num_tokens)]
-        return curve.at(np.where(held < FAR, held, num_tokens))
+        return self._target.curve(num_reqs).at(num_tokens)
 
     def draft_seconds(self, num_reqs: int, num_drafts: int) -> float:
         """Seconds to draft; 0 when nobody does, and where draft costs are unknown."""
