@@ -126,18 +126,17 @@ class Prices:
         self, num_reqs: int, num_known: int, num_drawn: int, most: int, num_drafts: int
     ) -> Floats:
         tokens = num_known + np.arange(num_drafts + 1)
-        depths = np.arange(most + 1)
-        drafting = self._costs.draft_curve(num_drawn, depths)[:, None]
-        if self._padding is None:
-            return self._costs.target_seconds(num_reqs, tokens) + drafting
-        padded = np.stack([_held(tokens, self._padding(num_reqs, depth)) for depth in depths])
-        return self._costs.target_seconds(num_reqs, padded) + drafting
+        if self._padding is not None:
+            sizes = [self._padding(num_reqs, depth) for depth in range(most + 1)]
+            tokens = np.stack([_held(tokens, row) for row in sizes])
+        drafting = self._costs.draft_curve(num_drawn, np.arange(most + 1))
+        return np.asarray(self._costs.target_seconds(num_reqs, tokens) + drafting[:, None])
 
 
 def _held(tokens: Ints, sizes: Sequence[int]) -> Ints:
     """The smallest size that holds each number of tokens; the number itself where none does."""
-    held = np.append(sizes, -1)[np.searchsorted(sizes, tokens)]
-    return np.where(held < 0, tokens, held)
+    held: Ints = np.append(sizes, 0)[np.searchsorted(sizes, tokens)]
+    return np.maximum(tokens, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +339,8 @@ def tokens_per_second(ranked: Ranked, shape: StepShape, prices: Prices) -> Float
     """
     gains = np.zeros(len(ranked.survival) + 1)
     ranked.survival.cumsum(out=gains[1:])
-    return (shape.num_emitting + gains) / prices.of(shape, len(ranked.survival))[-1]
+    seconds: Floats = prices.of(shape, len(ranked.survival))[-1]
+    return (shape.num_emitting + gains) / seconds
 
 
 def tokens_per_second_by_depth(ranked: Ranked, shape: StepShape, prices: Prices) -> Floats:
@@ -371,7 +371,8 @@ def tokens_per_second_by_depth(ranked: Ranked, shape: StepShape, prices: Prices)
 def _drawn(shape: StepShape) -> Ints:
     """Limits of the blocks that the drafter draws."""
     limits = np.array(shape.draft_limits)
-    return limits[(limits > 0) & (_chances(shape) == 0)]
+    drawn: Ints = limits[(limits > 0) & (_chances(shape) == 0)]
+    return drawn
 
 
 def _chances(shape: StepShape) -> Floats:
