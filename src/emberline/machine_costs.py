@@ -111,7 +111,15 @@ def measure(
         raise RuntimeError("the engine has requests: measure its steps before it gets any")
     grid = plan_grid(engine.parts, engine.pool, engine.config.scheduler)
     with _bar(progress) as report:
-        costs = profile_steps(engine.parts, engine.pool, grid, report=report)
+        runner = engine.runner
+        if runner is not None:  # these files load Triton
+            from emberline.engine.device_profile import profile_device_steps
+            from emberline.engine.device_runner import DeviceRunner
+
+            assert isinstance(runner, DeviceRunner)
+            costs = profile_device_steps(runner, engine.pool, engine.parts.kv_pools, report=report)
+        else:
+            costs = profile_steps(engine.parts, engine.pool, grid, report=report)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return CostProfile(costs, measured_on(engine, grid, model, draft), date)
 

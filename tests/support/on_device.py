@@ -101,4 +101,8 @@ def golden_models(
     return target, drafter
 
 
-__all__ = ["DeviceRunner", "golden_engine"]
+def golden_runner(engine: Engine) -> DeviceRunner:
+    """What runs the steps of an engine on the device."""
+    runner = engine.runner
+    assert isinstance(runner, DeviceRunner)
+    return runner

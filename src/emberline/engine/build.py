@@ -27,6 +27,7 @@ from emberline.ops.kernels import kernels_for
 from emberline.sampling.keys import KeyedDraws
 from emberline.verify.calibration import Calibration, draft_calibration
 from emberline.verify.cost_files import load_costs
+from emberline.verify.outlook import Padding
 from emberline.verify.planner import (
     CausalGreedy,
     DevicePlanner,
@@ -105,17 +106,22 @@ def build_engine(
     facts["calibrated"] = calibration is not None
     engine = Engine(parts, pool, config, facts)
     planner = resolve_planner(config, drafter)
+    runs_ahead = fits_device_step(target, drafter, config)
+    if runs_ahead:  # before its costs are measured: they are those of its steps
+        from emberline.engine.device_runner import make_runner  # Triton comes with it
+
+        runner = make_runner(
+            target, drafter, VerifyAll(), config, device=config.device, capture=True
+        )
+        engine.use_runner(runner, overlap=config.overlap)
     costs = planner_costs(planner, config.speculation, engine, find_costs)
     engine.use_planner(make_planner(planner, config.speculation, costs), planner)
     engine.info |= planning(planner, config.speculation)
-    if fits_device_step(target, drafter, config):
-        from emberline.engine.device_runner import make_runner  # Triton comes with it
-
+    if runs_ahead:
         # Requests that need the plain step are planned by the other one: a planner counts steps.
-        ahead = make_planner(planner, config.speculation, costs)
+        ahead = make_planner(planner, config.speculation, costs, runner.padding)
         assert isinstance(ahead, DevicePlanner)
-        runner = make_runner(target, drafter, ahead, config, device=config.device, capture=True)
-        engine.use_runner(runner, overlap=config.overlap)
+        runner.planner = ahead
     return engine
 
 
@@ -278,14 +284,17 @@ def planner_costs(
 
 
 def make_planner(
-    name: PlannerName, settings: SpeculationConfig, costs: StepCosts | None
+    name: PlannerName,
+    settings: SpeculationConfig,
+    costs: StepCosts | None,
+    padding: Padding | None = None,
 ) -> Planner:
-    """A planner of that name, with `planner_costs` of it."""
+    """A planner of that name, with `planner_costs` of it; `padding`: sizes that steps run at."""
     if name == "threshold":
         return Threshold(settings.threshold)
     if costs is None:
         return VerifyAll()
-    return CausalGreedy(costs) if name == "causal_greedy" else LaggedTopK(costs)
+    return CausalGreedy(costs) if name == "causal_greedy" else LaggedTopK(costs, padding)
 
 
 def planning(name: PlannerName, settings: SpeculationConfig) -> dict[str, object]:

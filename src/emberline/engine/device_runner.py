@@ -33,7 +33,7 @@ from emberline.engine.device_step import (
 from emberline.engine.outcome import BROKEN_ERROR, Outcome
 from emberline.engine.request_state import RequestState
 from emberline.engine.scheduler import ScheduledRequest
-from emberline.engine.step_graph import GraphCache, Sizes, fit, verify_sizes
+from emberline.engine.step_graph import GraphCache, Sizes, fit
 from emberline.models.target import Target
 from emberline.ops.triton.slots import COLUMNS
 from emberline.sampling.processors import changes_logits
@@ -143,14 +143,14 @@ class DeviceRunner:
     def __init__(
         self, parts: DeviceParts, planner: DevicePlanner, sizes: Sizes, *, capture: bool
     ) -> None:
-        self._parts = parts
-        self.planner = planner
-        self._sizes = sizes
+        self.parts = parts
+        self.planner = planner  # to be changed while nothing is in flight
+        self.sizes = sizes
         self._nobody = len(parts.rows) - 1
         self._pages: dict[int, list[int]] = {}  # by slot, as the device knows them
         self._graphs: GraphCache[Bucket, DeviceResult] | None = None
         if capture:
-            self._graphs = GraphCache(lambda bucket: run_device_step(parts, bucket), self._idle)
+            self._graphs = GraphCache(lambda bucket: run_device_step(parts, bucket), self.be_idle)
 
     def takes(self, state: RequestState) -> bool:
         """Whether the request's options are ones that a step on the device knows."""
@@ -166,28 +166,43 @@ class DeviceRunner:
             steps.append((decoding, *self._decode([plan[i] for i in decoding])))
         if chunks:
             steps.append((chunks, *self._prefill([plan[i] for i in chunks])))
-        if self._graphs is not None:
-            for _, bucket, _, _ in steps:
-                self._graphs.prepare(bucket)
-        self._upload_state(plan)
+        for _, bucket, _, _ in steps:
+            self.prepare(bucket)
+        self.upload_state(plan)
         groups = [
-            _Group(bucket, places, *self._run(bucket, numbers), shape)
+            _Group(bucket, places, *self.start(bucket, numbers), shape)
             for places, bucket, numbers, shape in steps
         ]
         done = None
-        if self._parts.rows.is_cuda:
+        if self.parts.rows.is_cuda:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         return DeviceFlight(plan, groups, done, self.planner)
 
-    def _run(self, bucket: Bucket, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Start a step; its results on the host, once they are there."""
-        self._parts.controls.numbers[: len(numbers)].copy_(self._upload(numbers), non_blocking=True)
+    def padding(self, num_reqs: int, depth: int) -> Sequence[int]:  # noqa: ARG002
+        """Token counts that decode steps run at: what planners know as their `Padding`."""
+        return self.sizes.verify
+
+    def prepare(self, bucket: Bucket) -> None:
+        """Capture a bucket's step, if steps are captured and this one is not yet."""
         if self._graphs is not None:
-            result = self._graphs.replay(bucket)
-        else:
-            result = run_device_step(self._parts, bucket)
+            self._graphs.prepare(bucket)
+
+    def start(self, bucket: Bucket, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Start a step; its results on the host, once they are there."""
+        self.control(numbers)
+        result = self.replay(bucket)
         return self._download(result.ints), self._download(result.floats)
+
+    def control(self, numbers: NDArray[np.int64]) -> None:
+        """Say what the next step is: the leading numbers of the controls."""
+        self.parts.controls.numbers[: len(numbers)].copy_(self._upload(numbers), non_blocking=True)
+
+    def replay(self, bucket: Bucket) -> DeviceResult:
+        """Run a prepared step by what the controls say."""
+        if self._graphs is not None:
+            return self._graphs.replay(bucket)
+        return run_device_step(self.parts, bucket)
 
     def _decode(
         self, entries: list[ScheduledRequest]
@@ -199,19 +214,19 @@ class DeviceRunner:
             draft_limits=tuple(entry.draft_limit for entry in entries),
         )
         shape, admits = self._plan(shape)
-        deepest = max(shape.draft_limits) if shape is not None and admits.budget else 0
-        num_reqs = fit(len(entries), self._sizes.reqs)
-        num_drafts = fit(deepest, self._sizes.drafts) if deepest else 0
+        deepest = max(shape.draft_limits)
+        num_reqs = fit(len(entries), self.sizes.reqs)
+        num_drafts = fit(deepest, self.sizes.drafts) if deepest else 0
         bucket = Bucket(
             num_reqs=num_reqs,
-            num_tokens=fit(num_reqs + admits.budget, verify_sizes(num_reqs, num_drafts)),
+            num_tokens=fit(len(entries) + admits.budget, self.sizes.verify),
             num_pages=self._num_pages(entries),
             num_drafts=num_drafts,
             coins=_tosses_coins(entries),
             num_top=_num_top(entries),
         )
-        numbers = self._parts.controls.write(
-            self._slots(entries, num_reqs),
+        numbers = self.parts.controls.write(
+            self.slots(entries, num_reqs),
             shape.draft_limits,
             budget=admits.budget,
             threshold=admits.threshold,
@@ -220,7 +235,7 @@ class DeviceRunner:
 
     def _plan(self, shape: StepShape) -> tuple[StepShape, DevicePlan]:
         """The shape with the depths that the planner wants, and what the device verifies."""
-        if self._parts.drafter is None:
+        if self.parts.drafter is None:
             return shape, DevicePlan(0)
         shape = replace(shape, draft_limits=self.planner.depths(shape))
         if not any(shape.draft_limits):
@@ -234,17 +249,17 @@ class DeviceRunner:
         for entry in entries:
             start = entry.state.num_computed
             known += entry.state.token_ids[start : start + entry.num_known]
-        num_reqs = fit(len(entries), self._sizes.reqs)
+        num_reqs = fit(len(entries), self.sizes.reqs)
         bucket = Bucket(
             num_reqs=num_reqs,
-            num_tokens=fit(len(known), self._sizes.tokens),
+            num_tokens=fit(len(known), self.sizes.tokens),
             num_pages=self._num_pages(entries),
-            chunk=fit(max(entry.num_known for entry in entries), self._sizes.chunks),
+            chunk=fit(max(entry.num_known for entry in entries), self.sizes.chunks),
             coins=_tosses_coins(entries),
             num_top=_num_top(entries),
         )
-        numbers = self._parts.controls.write(
-            self._slots(entries, num_reqs),
+        numbers = self.parts.controls.write(
+            self.slots(entries, num_reqs),
             (),
             [entry.num_known for entry in entries],
             [entry.samples for entry in entries],
@@ -252,23 +267,21 @@ class DeviceRunner:
         )
         return bucket, numbers, None
 
-    def _slots(self, entries: list[ScheduledRequest], count: int) -> list[int]:
+    def slots(self, entries: Sequence[ScheduledRequest], count: int) -> list[int]:
         """Rows of a bucket's requests; nobody's behind the last one."""
         slots = [entry.state.slot for entry in entries]
         return slots + [self._nobody] * (count - len(slots))
 
     def _num_pages(self, entries: list[ScheduledRequest]) -> int:
-        return fit(max(len(entry.state.pages) for entry in entries), self._sizes.pages)
+        return fit(max(len(entry.state.pages) for entry in entries), self.sizes.pages)
 
-    def _idle(self) -> None:
-        """A step of nobody."""
-        slots = [self._nobody] * self._parts.controls.max_reqs
-        numbers = self._parts.controls.write(slots)
-        self._parts.controls.numbers[: len(numbers)].copy_(self._upload(numbers))
+    def be_idle(self) -> None:
+        """Make the next step one of nobody."""
+        self.control(self.parts.controls.write([self._nobody] * self.parts.controls.max_reqs))
 
-    def _upload_state(self, plan: Sequence[ScheduledRequest]) -> None:
+    def upload_state(self, plan: Sequence[ScheduledRequest]) -> None:
         """Rows of requests that the device does not know, and pages that the others have got."""
-        width = self._parts.rows.shape[1]
+        width = self.parts.rows.shape[1]
         places: list[int] = []
         numbers: list[int] = []
         for entry in plan:
@@ -288,14 +301,14 @@ class DeviceRunner:
                 self._pages[state.slot] = list(pages)
         if places:
             pairs = self._upload(np.array([places, numbers], dtype=np.int64))
-            self._parts.rows.view(-1).index_copy_(0, pairs[0], pairs[1])
+            self.parts.rows.view(-1).index_copy_(0, pairs[0], pairs[1])
 
     def _upload(self, numbers: NDArray[np.int64]) -> Tensor:
         """On the device, for what is launched from now on."""
         host = torch.from_numpy(numbers)
-        if not self._parts.rows.is_cuda:
+        if not self.parts.rows.is_cuda:
             return host
-        return host.pin_memory().to(self._parts.rows.device, non_blocking=True)
+        return host.pin_memory().to(self.parts.rows.device, non_blocking=True)
 
     def _download(self, numbers: Tensor) -> Tensor:
         """On the host, once the device has got there: graphs overwrite their results."""

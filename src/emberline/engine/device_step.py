@@ -153,14 +153,7 @@ def run_device_step(parts: DeviceParts, bucket: Bucket) -> DeviceResult:
     """Run one step. Reads and writes `parts.rows` and the KV; waits for nothing."""
     count = bucket.num_reqs
     controls, slots = parts.controls, parts.controls.slots(count)
-    states = read_slots(
-        parts.rows,
-        slots,
-        controls.limits(count),
-        num_pages=bucket.num_pages,
-        num_drafts=bucket.num_drafts,
-    )
-    block = _draw(parts, bucket, states)
+    states, block = draw_block(parts, bucket)
     num_drafted = _num_drafted(states, block)
     admitted = _admit(parts, num_drafted, block)
     if bucket.chunk:
@@ -220,11 +213,20 @@ def run_device_step(parts: DeviceParts, bucket: Bucket) -> DeviceResult:
     return _pack(bucket, states, output.logits, verdict, owners, num_drafted, admitted, block)
 
 
-def _draw(parts: DeviceParts, bucket: Bucket, states: SlotStates) -> DrawnBlock | None:
+@torch.inference_mode()
+def draw_block(parts: DeviceParts, bucket: Bucket) -> tuple[SlotStates, DrawnBlock | None]:
+    """The first part of a step: what its requests are, and their drafts if any are drawn."""
+    states = read_slots(
+        parts.rows,
+        parts.controls.slots(bucket.num_reqs),
+        parts.controls.limits(bucket.num_reqs),
+        num_pages=bucket.num_pages,
+        num_drafts=bucket.num_drafts,
+    )
     if not bucket.num_drafts:
-        return None
+        return states, None
     assert parts.drafter is not None
-    return parts.drafter.propose_block(
+    block = parts.drafter.propose_block(
         BlockContext(
             num_drafts=bucket.num_drafts,
             anchors=states.anchors,
@@ -235,6 +237,7 @@ def _draw(parts: DeviceParts, bucket: Bucket, states: SlotStates) -> DrawnBlock 
             need_logits=bucket.coins,
         )
     )
+    return states, block
 
 
 def _num_drafted(states: SlotStates, block: DrawnBlock | None) -> Tensor:
@@ -247,10 +250,12 @@ def _num_drafted(states: SlotStates, block: DrawnBlock | None) -> Tensor:
 
 def _admit(parts: DeviceParts, num_drafted: Tensor, block: DrawnBlock | None) -> Tensor:
     """[B] drafts that are verified. Looks at no draft: see `verify.planner`."""
-    if block is None or block.confidence is None:
+    if block is None:
         return num_drafted
-    controls = parts.controls
-    return allocate(block.confidence, num_drafted, controls.budget, controls.threshold)
+    controls, confidence = parts.controls, block.confidence
+    if confidence is None:  # the step has room for the budget, whoever gets it
+        confidence = torch.ones_like(block.token_ids, dtype=torch.float32)
+    return allocate(confidence, num_drafted, controls.budget, controls.threshold)
 
 
 def _lay_out(

@@ -75,7 +75,8 @@ def run_step(parts: StepParts, inputs: StepInputs) -> StepResult:
     layout = lay_out(parts, inputs, admission, shape)
     batch = forward_batch(parts, inputs, proposal, layout)
     output = parts.target.forward(batch)
-    processed = processors.process(output.logits, layout, batch.token_ids, inputs.sampling, masks)
+    raw = Scored(wide(output.logits))
+    processed = processors.process(raw, layout, batch.token_ids, inputs.sampling, masks)
     verdict = rejection.accept(
         layout,
         batch.token_ids,
@@ -97,9 +98,14 @@ def run_step(parts: StepParts, inputs: StepInputs) -> StepResult:
         confidence=proposal.confidence if proposal is not None else None,
         num_admitted=admission.num_admitted,
         verdict=verdict,
-        raw_logits=output.logits,
+        raw_logits=raw,
         processed_logits=processed,
     )
+
+
+def wide(logits: Tensor) -> Tensor:
+    """Logits in float32 at least: options are applied in no narrower numbers."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def choose_depths(parts: StepParts, shape: StepShape) -> StepShape:

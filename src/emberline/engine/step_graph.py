@@ -28,17 +28,20 @@ class Sizes:
     """
 
     reqs: tuple[int, ...]
+    verify: tuple[int, ...]  # anchors and drafts of a decode step
     pages: tuple[int, ...]  # of the longest request
     chunks: tuple[int, ...]  # known tokens of a request in one step
-    tokens: tuple[int, ...]  # known tokens of all requests of a chunk step
+    tokens: tuple[int, ...]  # known tokens of a chunk step
     drafts: tuple[int, ...]  # of a block; empty: there is no drafter
 
     @classmethod
     def up_to(cls, reqs: int, pages: int, chunk: int, tokens: int, drafts: int) -> Sizes:
         """Sizes up to the largest of each."""
+        quarters = [n * 2**power for power in range(12) for n in (8, 10, 12, 14)]
         halves = [n for power in range(3, 12) for n in (2**power, 3 * 2 ** (power - 1))]
         return cls(
             reqs=_capped([1, 2, 4, *halves], reqs),
+            verify=_capped([*range(1, 8), *quarters], reqs * (1 + drafts)),
             pages=_capped([LEAST_PAGES * 4**i for i in range(8)], pages),
             chunks=_capped([LEAST_TOKENS * 4**i for i in range(8)], chunk),
             tokens=_capped([LEAST_TOKENS * 2**i for i in range(12)], tokens),
@@ -47,16 +50,7 @@ class Sizes:
 
 
 def _capped(sizes: Sequence[int], most: int) -> tuple[int, ...]:
-    return (*(size for size in sizes if size < most), most)
-
-
-def verify_sizes(num_reqs: int, num_drafts: int) -> tuple[int, ...]:
-    """Tokens of the verify steps of B requests with K drafts each: anchors, and eighths of drafts.
-
-    A step of another count is padded to the next one, so only these are worth planning for.
-    """
-    most = num_reqs * num_drafts
-    return tuple(sorted({num_reqs + -(-most * part // 8) for part in range(9)}))
+    return (*(size for size in sorted(sizes) if size < most), most)
 
 
 def fit(count: int, sizes: Sequence[int]) -> int:

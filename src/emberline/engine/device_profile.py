@@ -1,0 +1,209 @@
+"""Seconds of the device's own steps at chosen sizes, drafting apart from the rest.
+
+What `profile` does for plain steps, for steps that run behind the host: a captured step is replayed
+several times in a row, so that what is measured is the device and not the host that starts it. The
+requests are synthetic and sample with the default options, the steps are those of the runner. Must
+not know tables' files, machines or command lines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from emberline.cache.kv_pool import KVPool
+from emberline.cache.page_pool import PagePool
+from emberline.engine.device_runner import DeviceRunner
+from emberline.engine.device_step import Bucket, draw_block
+from emberline.engine.profile import Report, fill_with_noise
+from emberline.engine.request_state import RequestState
+from emberline.engine.scheduler import ScheduledRequest
+from emberline.engine.step_graph import GraphCache, fit
+from emberline.types import Request, SamplingParams
+from emberline.verify.step_cost import StepCosts
+
+CONTEXT_LENGTH = 112  # tokens with KV of every request: see `profile.CONTEXT_LENGTH`
+REPLAYS = 8  # in a row, of one measurement
+TURNS = 3  # measurements of a point, of which the least counts
+SHARES = (4, 2, 1)  # verified share of all drafts, as divisors, beside none
+COUNT_FACTOR = 4  # between the numbers of requests that are measured
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A decode step of B requests: T tokens verified, of blocks of K drafts."""
+
+    num_reqs: int
+    num_tokens: int
+    num_drafts: int
+
+
+def profile_device_steps(
+    runner: DeviceRunner,
+    pool: PagePool,
+    kv_pools: Sequence[KVPool],
+    *,
+    report: Report | None = None,
+) -> StepCosts:
+    """Measure the runner's decode steps while no request runs.
+
+    Args:
+        runner: of the engine; nothing is in flight.
+        pool: of the engine. Pages are taken from it and given back.
+        kv_pools: of target and draft; what lies in those pages is written over.
+        report: told the share of the work that is done.
+
+    Raises:
+        ValueError: there is no room for one request.
+    """
+    bench = _Bench(runner, pool, kv_pools)
+    try:
+        points = list(_points(bench.most_reqs, runner))
+        whole: dict[_Point, float] = {}
+        draft: dict[tuple[int, int], float] = {}
+        depths = [(n, k) for n in _counts(bench.most_reqs) for k in runner.sizes.drafts]
+        work = len(points) + len(depths)
+        for done, point in enumerate(points):
+            whole[point] = bench.seconds(point, bench.replay)
+            if report is not None:
+                report((done + 1) / work)
+        for done, (num_reqs, num_drafts) in enumerate(depths):
+            point = _Point(num_reqs, num_reqs, num_drafts)
+            draft[num_reqs, num_drafts] = bench.seconds(point, bench.replay_draft)
+            if report is not None:
+                report((len(points) + done + 1) / work)
+    finally:
+        bench.release()
+    target = {
+        (p.num_reqs, p.num_tokens): seconds - draft.get((p.num_reqs, p.num_drafts), 0.0)
+        for p, seconds in whole.items()
+    }
+    least = min(seconds for point, seconds in whole.items() if not point.num_drafts)
+    return StepCosts(
+        target=tuple((*at, max(seconds, least / 2)) for at, seconds in sorted(target.items())),
+        draft=tuple((*at, seconds) for at, seconds in sorted(draft.items())),
+    )
+
+
+def _counts(most: int) -> list[int]:
+    """1, 4, 16, .. and the most."""
+    counts = []
+    count = 1
+    while count < most:
+        counts.append(count)
+        count *= COUNT_FACTOR
+    return [*counts, most]
+
+
+def _points(most_reqs: int, runner: DeviceRunner) -> Iterator[_Point]:
+    most = runner.sizes.drafts[-1] if runner.sizes.drafts else 0
+    for num_reqs in _counts(most_reqs):
+        seen = {num_reqs}
+        yield _Point(num_reqs, num_reqs, 0)
+        for share in SHARES if most else ():
+            num_tokens = fit(num_reqs + max(1, num_reqs * most // share), runner.sizes.verify)
+            if num_tokens not in seen:
+                seen.add(num_tokens)
+                yield _Point(num_reqs, num_tokens, most)
+
+
+class _Bench:
+    """Synthetic requests in pages, and the runner's steps under a stopwatch."""
+
+    def __init__(self, runner: DeviceRunner, pool: PagePool, kv_pools: Sequence[KVPool]) -> None:
+        self._runner, self._pool = runner, pool
+        self._is_cuda = runner.parts.rows.is_cuda
+        most_drafts = runner.sizes.drafts[-1] if runner.sizes.drafts else 0
+        # A measurement may accept every draft: its requests must not reach their end.
+        room = CONTEXT_LENGTH + (1 + REPLAYS) * (1 + most_drafts) + 1
+        room = min(room, runner.sizes.pages[-1] * pool.page_size)
+        pages = pool.pages_for(room)
+        self.most_reqs = min(runner.sizes.reqs[-1], pool.num_free // pages)
+        if self.most_reqs < 1:
+            raise ValueError(
+                f"no room to measure a step of {room} tokens: the KV cache (--kv-tokens) has "
+                f"{pool.num_free * pool.page_size} free; raise it"
+            )
+        self._pages = [pool.allocate(pages) for _ in range(self.most_reqs)]
+        fill_with_noise(kv_pools, [page for held in self._pages for page in held])
+        context = room - (1 + REPLAYS) * (1 + most_drafts)
+        self._plan = [
+            _entry(slot, held, max(2, context), room, most_drafts)
+            for slot, held in enumerate(self._pages)
+        ]
+        self._drafts: GraphCache[Bucket, object] | None = None
+        if self._is_cuda:
+            self._drafts = GraphCache(
+                lambda bucket: draw_block(runner.parts, bucket), runner.be_idle
+            )
+
+    def release(self) -> None:
+        """Give the pages back."""
+        for held in reversed(self._pages):
+            self._pool.release(held)
+
+    def seconds(self, point: _Point, replay: Callable[[Bucket], None]) -> float:
+        """Of one step of that size, the least of several measurements."""
+        bucket = Bucket(
+            num_reqs=fit(point.num_reqs, self._runner.sizes.reqs),
+            num_tokens=fit(point.num_tokens, self._runner.sizes.verify),
+            num_pages=fit(len(self._pages[0]), self._runner.sizes.pages),
+            num_drafts=point.num_drafts,
+            coins=True,
+        )
+        self._runner.prepare(bucket)
+        if self._drafts is not None and point.num_drafts:
+            self._drafts.prepare(bucket)
+        return min(self._measure(point, bucket, replay) for _ in range(TURNS))
+
+    def replay(self, bucket: Bucket) -> None:
+        """A whole step."""
+        self._runner.replay(bucket)
+
+    def replay_draft(self, bucket: Bucket) -> None:
+        """Its drafts alone."""
+        if self._drafts is not None:
+            self._drafts.replay(bucket)
+        else:
+            draw_block(self._runner.parts, bucket)
+
+    def _measure(self, point: _Point, bucket: Bucket, replay: Callable[[Bucket], None]) -> float:
+        plan = self._plan[: point.num_reqs]
+        for entry in plan:
+            entry.state.placed = False  # back to where it began
+        self._runner.upload_state(plan)
+        slots = self._runner.slots(plan, bucket.num_reqs)
+        limits = [point.num_drafts] * len(plan)
+        budget = point.num_tokens - point.num_reqs
+        self._runner.control(self._runner.parts.controls.write(slots, limits, budget=budget))
+        replay(bucket)
+        began = self._now()
+        for _ in range(REPLAYS):
+            replay(bucket)
+        return (self._now() - began) / REPLAYS
+
+    def _now(self) -> float:
+        if self._is_cuda:
+            torch.cuda.synchronize(self._runner.parts.rows.device)
+        return time.perf_counter()
+
+
+def _entry(slot: int, pages: list[int], context: int, room: int, drafts: int) -> ScheduledRequest:
+    """A request whose last token has no KV yet."""
+    tokens = [1] * (context + 1)
+    state = RequestState(
+        request=Request(f"profile-{slot}", tuple(tokens), SamplingParams()),
+        text=None,
+        seed=slot,
+        length_limit=room,
+        stop_ids=frozenset(),
+        token_ids=tokens,
+        serial=slot,
+        num_computed=context,
+        pages=pages,
+        slot=slot,
+    )
+    return ScheduledRequest(state, 1, drafts, 1, samples=True)
