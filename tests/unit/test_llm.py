@@ -38,6 +38,8 @@ def test_a_conversation_has_a_message(llm):
 class Silent:
     """A text stream that says nothing."""
 
+    watches = True  # asked about every token
+
     def push(self, token_id, *, check_stop=True):
         return None
 
