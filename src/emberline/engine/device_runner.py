@@ -196,7 +196,7 @@ class DeviceRunner:
 
     def control(self, numbers: NDArray[np.int64]) -> None:
         """Say what the next step is: the leading numbers of the controls."""
-        self.parts.controls.numbers[: len(numbers)].copy_(self._upload(numbers), non_blocking=True)
+        self.parts.controls.numbers[: len(numbers)].copy_(self._pinned(numbers), non_blocking=True)
 
     def replay(self, bucket: Bucket) -> DeviceResult:
         """Run a prepared step by what the controls say."""
@@ -300,15 +300,14 @@ class DeviceRunner:
                 numbers += pages[first:]
                 self._pages[state.slot] = list(pages)
         if places:
-            pairs = self._upload(np.array([places, numbers], dtype=np.int64))
+            pairs = self._pinned(np.array([places, numbers], dtype=np.int64))
+            pairs = pairs.to(self.parts.rows.device, non_blocking=True)
             self.parts.rows.view(-1).index_copy_(0, pairs[0], pairs[1])
 
-    def _upload(self, numbers: NDArray[np.int64]) -> Tensor:
-        """On the device, for what is launched from now on."""
+    def _pinned(self, numbers: NDArray[np.int64]) -> Tensor:
+        """Host memory that a copy to the device reads while the host goes on."""
         host = torch.from_numpy(numbers)
-        if not self.parts.rows.is_cuda:
-            return host
-        return host.pin_memory().to(self.parts.rows.device, non_blocking=True)
+        return host.pin_memory() if self.parts.rows.is_cuda else host
 
     def _download(self, numbers: Tensor) -> Tensor:
         """On the host, once the device has got there: graphs overwrite their results."""

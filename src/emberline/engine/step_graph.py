@@ -88,16 +88,17 @@ class GraphCache(Generic[Shape, Result]):
             return
         self._idle()
         self._stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UP_RUNS):
                 self._step(shape)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the GPU meanwhile.
-        with torch.cuda.graph(
-            graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            result = self._step(shape)
+            self._stream.synchronize()
+            # Other threads may use the GPU meanwhile.
+            graph.capture_begin(self._memory, capture_error_mode="thread_local")
+            try:
+                result = self._step(shape)
+            finally:
+                graph.capture_end()
         self._captured[shape] = graph, result
 
     def replay(self, shape: Shape) -> Result:
