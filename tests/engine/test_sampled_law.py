@@ -115,6 +115,7 @@ class Peeking(CausalGreedy):
     """Verifies a block up to its first token 2: its lengths look at the tokens they admit."""
 
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
+        self._outlook.learn(shape, None)
         lens = (proposal.token_ids != 2).long().cumprod(-1).sum(-1)
         lens = torch.minimum(lens, proposal.num_drafted)
         return Admission(lens, int(lens.sum()))
