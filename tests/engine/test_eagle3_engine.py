@@ -46,7 +46,7 @@ def parts(drafts: int | None) -> StepParts:
         cache=CacheConfig(page_size=PAGE),
         speculation=SpeculationConfig(num_draft_tokens=drafts),
         poison_padding=True,
-    )
+    ).on("cpu")
     target, drafter = load_models(
         GOLDEN / "target", GOLDEN / "eagle3", config, torch.float32, 1 + NUM_PAGES, None
     )
