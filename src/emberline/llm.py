@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +56,7 @@ def load_engine(
     config: EngineConfig | None = None,
     *,
     progress: bool = True,
+    found: Callable[[Path, str], None] = lambda folder, name: None,  # noqa: ARG005
 ) -> LoadedEngine:
     """Resolve a model and its draft, and build the engine.
 
@@ -64,12 +65,14 @@ def load_engine(
         draft: folder or id; None is the draft shipped for the default model, "none" is no draft.
         config: settings; defaults fit a small CPU machine.
         progress: whether to show progress bars for slow parts.
+        found: told the model's folder and name before anything is read.
 
     Raises:
         emberline.hub.ModelError: a file is missing, truncated or foreign.
     """
     config = resolve_config(config or EngineConfig())  # before anything is fetched
     folder = resolve_model(model, progress=progress)
+    found(folder.path, folder.name)
     wants_draft = config.speculation.drafter == "auto"
     draft_folder = resolve_draft(draft, folder) if wants_draft else None
     tokenizer = load_tokenizer(folder.path)

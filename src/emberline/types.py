@@ -34,7 +34,7 @@ class QueueFull(RuntimeError):
 
     def __init__(self, limit: int, retry_after: int = 1) -> None:
         super().__init__(f"the queue of {limit} requests is full; try again in {retry_after} s")
-        self.retry_after = retry_after
+        self.limit, self.retry_after = limit, retry_after
 
 
 GRAMMAR_ERROR = "the grammar cannot go on from here: it is too complex, or its matcher failed"

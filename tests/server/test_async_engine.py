@@ -13,10 +13,11 @@ import httpx
 import pytest
 import torch
 
-from emberline.engine.async_engine import AsyncEngine, EngineStopped, ShuttingDown
+from emberline.engine.async_engine import AsyncEngine
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
 from emberline.engine.output_stream import MERGED_RECORDS, merge_outputs, num_records
+from emberline.engine.running_engine import EngineStopped, ShuttingDown
 from emberline.types import (
     FinishReason,
     InvalidRequest,
@@ -438,7 +439,7 @@ def test_who_comes_behind_a_call_that_breaks_the_engine_hears_of_it():
     served = AsyncEngine(engine, NoText())
 
     async def calls():
-        with served._changed:  # both are in the same batch
+        with served._loop.changed:  # both are in the same batch
             tasks = [
                 asyncio.ensure_future(served.submit(Request(name, (2,), SamplingParams())))
                 for name in ("breaks", "behind it")

@@ -18,8 +18,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from emberline.engine.async_engine import AsyncEngine, SteppingEngine
+from emberline.engine.async_engine import AsyncEngine
 from emberline.engine.detokenizer import TokenText
+from emberline.engine.engine_loop import SteppingEngine
 from emberline.engine.grammar import GrammarCompiler
 from emberline.server.run import make_server
 from emberline.server.shutdown import GracefulServer
@@ -232,7 +233,6 @@ def saying_server(
     drafter = PrefixDrafter(target, num_drafts, wrong_every) if num_drafts else None
     engine = make_engine(target, drafter, num_pages=num_pages, eos_ids=(target.eos,), **scheduler)
     engine.info["model"] = NAME
-    engine.grammars = GrammarCompiler(tokenizer, target.vocab_size, (target.eos,))
     engine.grammars = GrammarCompiler(tokenizer, target.vocab_size, (target.eos,))
     torch.set_num_threads(1)
     with serve(engine, tokenizer, target, **(options or {})) as server:

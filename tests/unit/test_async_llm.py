@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from emberline.engine.async_engine import EngineStopped
+from emberline.engine.running_engine import EngineStopped
 from emberline.types import FinishReason, InvalidRequest, SamplingParams
 
 from support.offline import offline, offline_async

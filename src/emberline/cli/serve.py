@@ -48,6 +48,10 @@ def serve(
     overlap: Annotated[
         bool, typer.Option(help="On a GPU: read a step while the next one runs.")
     ] = True,
+    engine_process: Annotated[
+        Literal["auto", "on", "off"],
+        typer.Option(help="Whether the engine has a process of its own; auto: on a GPU."),
+    ] = "auto",
     target_backend: Annotated[
         TargetBackend, typer.Option(help="Our fused decoder, or any model as transformers has it.")
     ] = "auto",
@@ -165,21 +169,16 @@ def serve(
     )
     listener = _listen(host, port)  # before the model is loaded: a taken port fails at once
 
-    import logging
-
-    from emberline.engine.async_engine import AsyncEngine
-    from emberline.llm import load_engine
+    from emberline.cli.serving_engine import start_engine
     from emberline.server.run import make_server
 
-    logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
     with one_line_errors():
-        loaded = load_engine(model, draft, config, progress=True)
-    served = name or loaded.name
-    engine = AsyncEngine(loaded.engine, loaded.token_text)
+        served = start_engine(model, draft, config, process=engine_process, log_level=log_level)
+    engine, name = served.engine, name or served.name
     server = make_server(
         engine,
-        loaded.tokenizer,
-        served,
+        served.tokenizer,
+        name,
         request_timeout=request_timeout,
         verify_logprobs=verify_logprobs,
         verify_tolerance=verify_tolerance,
@@ -194,7 +193,7 @@ def serve(
     )
     port = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    typer.echo(banner(served, engine.info, f"http://{shown}:{port}"), err=True)
+    typer.echo(banner(name, engine.info, f"http://{shown}:{port}"), err=True)
     server.run(sockets=[listener])
 
 

@@ -1,4 +1,4 @@
-"""The outputs of one request on their way from the engine's thread to a reader's event loop.
+"""The outputs of one request on their way from the engine to a reader's event loop.
 
 Owns the hand-over and what piles up when the reader is slower than the engine. Must not know HTTP,
 the engine or what a reader does with an output.
@@ -10,44 +10,94 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
 
-from emberline.types import Request, RequestOutput
+from emberline.types import FinishReason, Request, RequestOutput, TokenLogprobs
 
 MERGED_RECORDS = 2048
 """Outputs that wait are merged up to about this many log-probability entries: few objects, and none
 so large that turning it into JSON would hold up an event loop."""
+_PILE = (
+    8  # parts that may wait before they are merged: one by one would cost more than reading them
+)
 
 
-class OutputStream:
+class Part(Protocol):
+    """What a step added to a request, in whatever form it comes."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens."""
+        ...
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """Their records, where asked for."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """The prompt's, once, where asked for."""
+        ...
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+class OutputStream(Generic[AnyPart]):
     """The outputs of one request, as an async iterator of its single reader.
 
-    Outputs that pile up while the reader is busy are merged: what is kept grows with the answer,
+    Parts that pile up while the reader is busy are merged: what is kept grows with the answer,
     never with the steps, and the engine never waits. `aclose` aborts what is not finished.
+
+    Args:
+        request: whose outputs they are.
+        abort: ends a request by its id.
+        bell: of the reader's loop; set when something comes. Streams with one reader may share it.
+        merge: one part that adds what several consecutive ones add.
+        finish: the output that a part is.
     """
 
-    def __init__(self, request: Request, abort: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        abort: Callable[[str], None],
+        bell: asyncio.Event,
+        merge: Callable[[Sequence[AnyPart]], AnyPart],
+        finish: Callable[[AnyPart], RequestOutput],
+    ) -> None:
         self.request = request
-        self._abort = abort
-        self._loop = asyncio.get_running_loop()
-        self._ready = asyncio.Event()  # set while anything is pending
+        self.bell = bell
+        self.loop = asyncio.get_running_loop()
+        self._abort, self._merge, self._finish = abort, merge, finish
         self._lock = threading.Lock()
-        self._pending: deque[RequestOutput] = deque()
+        self._pending: deque[AnyPart] = deque()
+        self._room = _PILE
         self._finished = False
 
-    def __aiter__(self) -> OutputStream:
+    def __aiter__(self) -> OutputStream[AnyPart]:
         return self
 
     async def __anext__(self) -> RequestOutput:
         if self._finished:
             raise StopAsyncIteration
-        await self._ready.wait()
+        while (output := self.take()) is None:
+            self.bell.clear()
+            await self.bell.wait()
+        return output
+
+    def take(self) -> RequestOutput | None:
+        """What has come since the last time, merged; None: nothing, or the end has been read."""
         with self._lock:
-            output = self._pending.popleft()
             if not self._pending:
-                self._ready.clear()
-        self._finished = output.finished
+                return None
+            part = self._first()
+            if self._pending:  # everybody else on the loop first
+                self.loop.call_soon(self.bell.set)
+        output = self._finish(part)
+        self._finished = self._finished or output.finished
         return output
 
     async def aclose(self) -> None:
@@ -56,25 +106,70 @@ class OutputStream:
             self._finished = True
             self._abort(self.request.request_id)
 
-    def put(self, output: RequestOutput) -> None:
-        """Hand over an output, from any thread; wakes the reader once until it has read."""
+    def put(self, part: AnyPart) -> bool:
+        """Hand over a part, from any thread; whether the reader must be woken (`deliver` does)."""
         with self._lock:
-            wake = not self._pending
-            if self._pending and num_records(self._pending[-1]) < MERGED_RECORDS:
-                output = merge_outputs([self._pending.pop(), output])
-            self._pending.append(output)
-        if wake:
-            # The reader's loop may be closed already; then nobody is waiting.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._ready.set)
+            self._pending.append(part)
+            if len(self._pending) > self._room:
+                self._tidy()
+            return len(self._pending) == 1
+
+    def _first(self) -> AnyPart:
+        """Parts from the front, merged until they are large enough."""
+        parts = [self._pending.popleft()]
+        size = num_records(parts[0])
+        while self._pending and size < MERGED_RECORDS:
+            parts.append(self._pending.popleft())
+            size += num_records(parts[-1])
+        return self._merge(parts) if len(parts) > 1 else parts[0]
+
+    def _tidy(self) -> None:
+        """Merge what waits; rarely, for it goes through all of it."""
+        merged: list[AnyPart] = []
+        while self._pending:
+            merged.append(self._first())
+        self._pending.extend(merged)
+        self._room = _PILE + 2 * (len(merged) - 1)
 
 
-def num_records(output: RequestOutput) -> int:
+def output_stream(
+    request: Request, abort: Callable[[str], None], bell: asyncio.Event
+) -> OutputStream[RequestOutput]:
+    """A stream whose parts are outputs."""
+    return OutputStream(request, abort, bell, merge_outputs, lambda output: output)
+
+
+def deliver(parts: Iterable[tuple[OutputStream[AnyPart], AnyPart]]) -> None:
+    """Hand over the parts of many requests, from any thread; each event loop is woken once."""
+    bells: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+    for stream, part in parts:
+        if stream.put(part):
+            bells.setdefault(stream.loop, []).append(stream.bell)
+    for loop, ringing in bells.items():
+        # A reader's loop may be closed already; then nobody is waiting.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_ring, ringing)
+
+
+def _ring(bells: Iterable[asyncio.Event]) -> None:
+    for bell in bells:
+        bell.set()
+
+
+def last_word(request: Request, reason: FinishReason, message: str) -> RequestOutput:
+    """The output that ends a request which the engine can say nothing more of."""
+    logprobs = () if request.params.logprobs is not None else None
+    return RequestOutput(request.request_id, logprobs=logprobs, finish_reason=reason, error=message)
+
+
+def num_records(part: Part) -> int:
     """Entries that an output takes when it is written: one a token, and one an alternative."""
-    records = (*(output.prompt_logprobs or ()), *(output.logprobs or ()))
+    if part.logprobs is None and part.prompt_logprobs is None:
+        return len(part.token_ids)
+    records = (*(part.prompt_logprobs or ()), *(part.logprobs or ()))
     twins = (record.processed for record in records if record is not None)
     alternatives = sum(1 + len(r.top_ids) for r in (*records, *twins) if r is not None)
-    return len(output.token_ids) + alternatives
+    return len(part.token_ids) + alternatives
 
 
 def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:

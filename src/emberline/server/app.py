@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
-from emberline.engine.async_engine import AsyncEngine
+from emberline.engine.running_engine import RunningEngine
 from emberline.server.api_keys import RequireKey
 from emberline.server.chat import create_chat_completion
 from emberline.server.chat_body import ChatBody
@@ -58,7 +58,7 @@ POST_ROUTES: dict[str, tuple[Endpoint, type[Body]]] = {
 
 
 def create_app(
-    engine: AsyncEngine,
+    engine: RunningEngine,
     tokenizer: PreTrainedTokenizerBase,
     name: str,
     *,

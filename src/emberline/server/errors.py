@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from emberline.engine.async_engine import EngineStopped, ShuttingDown
+from emberline.engine.running_engine import EngineStopped, ShuttingDown
 from emberline.types import InvalidRequest, QueueFull
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from emberline.engine.async_engine import AsyncEngine, EngineStopped
+from emberline.engine.running_engine import EngineStopped, RunningEngine
 from emberline.server.audit_metrics import AuditMetrics
 from emberline.server.rescoring import Finished, compare, reproduction
 from emberline.types import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
@@ -54,7 +54,7 @@ class LiveAudit:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: RunningEngine,
         rate: float,
         tolerance: float,
         metrics: AuditMetrics,

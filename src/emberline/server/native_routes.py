@@ -13,7 +13,7 @@ from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 from pydantic import Field
 
-from emberline.engine.async_engine import AsyncEngine
+from emberline.engine.running_engine import RunningEngine
 from emberline.server.errors import ApiError
 from emberline.server.native_answer import WEIGHT_VERSION
 from emberline.server.native_body import MAX_NAME
@@ -102,7 +102,7 @@ def _model_info(service: Service) -> Json:
     }
 
 
-async def _generate_one(engine: AsyncEngine) -> None:
+async def _generate_one(engine: RunningEngine) -> None:
     """Generate a token.
 
     Raises:

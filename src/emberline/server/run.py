@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from emberline.engine.async_engine import AsyncEngine
+from emberline.engine.running_engine import RunningEngine
 from emberline.server.app import create_app
 from emberline.server.audit_metrics import AuditMetrics
 from emberline.server.dialect import ReasoningParser, ToolParser, dialect_of
@@ -24,7 +24,7 @@ GRACE_SECONDS = 30.0
 
 
 def make_server(
-    engine: AsyncEngine,
+    engine: RunningEngine,
     tokenizer: PreTrainedTokenizerBase,
     name: str,
     *,

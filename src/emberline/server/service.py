@@ -15,7 +15,7 @@ from fastapi import Request as HttpRequest
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from emberline.engine.async_engine import AsyncEngine
+from emberline.engine.running_engine import RunningEngine
 from emberline.server.dialect import Dialect
 from emberline.server.errors import ApiError
 from emberline.server.live_audit import LiveAudit
@@ -58,7 +58,7 @@ class Asking(Protocol):
 class Service:
     """One served model."""
 
-    engine: AsyncEngine
+    engine: RunningEngine
     encoder: PromptEncoder
     metrics: ServerMetrics
     name: str

@@ -18,7 +18,7 @@ from types import FrameType
 
 import uvicorn
 
-from emberline.engine.async_engine import AsyncEngine
+from emberline.engine.running_engine import RunningEngine
 from emberline.server.slow_readers import StuckConnections, bound_send_buffer, cut
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class GracefulServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: AsyncEngine,
+        engine: RunningEngine,
         *,
         grace_seconds: float,
         slow_reader_timeout: float = SLOW_READER_SECONDS,

@@ -15,8 +15,8 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from emberline.engine.async_engine import AsyncEngine
 from emberline.engine.output_stream import OutputStream
+from emberline.engine.running_engine import RunningEngine
 from emberline.server.errors import ApiError, api_error
 from emberline.server.live_audit import LiveAudit
 from emberline.server.metrics import CallMetrics
@@ -90,7 +90,7 @@ class Answer(JSONResponse):
 
 
 async def run_requests(
-    engine: AsyncEngine,
+    engine: RunningEngine,
     requests: Sequence[Request],
     metrics: CallMetrics,
     audit: LiveAudit | None,
@@ -108,39 +108,36 @@ async def run_requests(
     """
     gone = asyncio.ensure_future(_disconnected(receive))
     watch = audit.watch(requests) if audit is not None else None
-    streams: list[OutputStream] = []
-    tasks: dict[asyncio.Future[RequestOutput], int] = {}
+    streams: list[OutputStream[Any]] = []
     try:
         streams += await engine.submit_all(requests if watch is None else watch.requests)
         metrics.admitted()
-        tasks = {_next(stream): i for i, stream in enumerate(streams)}
-        while tasks:
-            waited: set[asyncio.Future[Any]] = {*tasks, gone}
-            done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if gone in done:
+        bell = streams[0].bell  # one for the whole call, and for its client
+        gone.add_done_callback(lambda _: bell.set())
+        unfinished = dict(enumerate(streams))
+        while unfinished:
+            await bell.wait()
+            bell.clear()
+            if gone.done():
                 raise ClientGone
-            for task in sorted(tasks.keys() & done, key=tasks.__getitem__):
-                index, output = tasks.pop(task), task.result()
+            for index, stream in list(unfinished.items()):
+                output = stream.take()
+                if output is None:
+                    continue
+                if output.finished:
+                    del unfinished[index]
                 if watch is not None:
                     output = watch.take(index, output)
                 metrics.observe(index, output)
                 _raise_failure(output)
-                if not output.finished:
-                    tasks[_next(streams[index])] = index
                 yield index, output
     finally:
         gone.cancel()
-        for task in tasks:
-            task.cancel()
         for stream in streams:
             await stream.aclose()
         metrics.close()
         if watch is not None:
             watch.close()
-
-
-def _next(stream: OutputStream) -> asyncio.Future[RequestOutput]:
-    return asyncio.ensure_future(anext(stream))
 
 
 async def _disconnected(receive: Receive) -> None:
