@@ -179,6 +179,7 @@ class AsyncLLM:
                 choice=choice,
                 priority=priority,
                 timeout=timeout,
+                stream=False,
             )
             for choice in range(params.n)
         ]

@@ -168,6 +168,7 @@ class LLM:
                     option,
                     prediction=encode_prediction(self.tokenizer, prediction),
                     choice=choice,
+                    stream=False,
                 )
                 for choice in range(option.n)
             ]
@@ -273,19 +274,18 @@ class LLM:
         """Feed the engine as its queue has room, until all are done."""
         for request in requests:
             self.engine.validate(request, has_text=True)
-        pending = deque(requests)
+        pending, mine = deque(requests), {request.request_id for request in requests}
         done: dict[str, Completion] = {}
         try:
             while len(done) < len(requests):
                 room = self.engine.config.scheduler.max_queue - self.engine.snapshot().num_waiting
                 for _ in range(min(room, len(pending))):
                     self._add(pending.popleft())
-                self._step()
-                for request_id, outputs in self._mine(requests):
-                    if outputs and outputs[-1].finished:
+                for request_id in self._step():
+                    if request_id in mine:
                         done[request_id] = join_outputs(self._mail.pop(request_id))
         finally:
-            self._drop([request_id for request_id, _ in self._mine(requests)])
+            self._drop([request_id for request_id in mine if request_id in self._mail])
         return done
 
     # Every step goes through here: streams and calls may overlap, each reads its own mail.
@@ -294,14 +294,12 @@ class LLM:
         self.engine.add(request, self.token_text.stream(request.params))
         self._mail[request.request_id] = []
 
-    def _step(self) -> None:
-        for output in self.engine.step():
-            if output.request_id in self._mail:
-                self._mail[output.request_id].append(output)
-
-    def _mine(self, requests: Sequence[Request]) -> list[tuple[str, list[RequestOutput]]]:
-        ids = [request.request_id for request in requests]
-        return [(key, self._mail[key]) for key in ids if key in self._mail]
+    def _step(self) -> list[str]:
+        """One step; the requests whose last output has come with it."""
+        outputs = [output for output in self.engine.step() if output.request_id in self._mail]
+        for output in outputs:
+            self._mail[output.request_id].append(output)
+        return [output.request_id for output in outputs if output.finished]
 
     def _next_outputs(self, request_id: str) -> list[RequestOutput]:
         """What has come for a request, stepping the engine if nothing has."""

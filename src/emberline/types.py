@@ -252,6 +252,7 @@ class Request:
     priority: int = 0  # lower runs earlier, ties by arrival
     timeout: float | None = None  # seconds from its arrival at the engine to its end; None = none
     prediction: tuple[int, ...] = ()  # what the answer will probably be, to draft from
+    stream: bool = True  # False: what its steps add comes in one output, when it ends
 
     def __post_init__(self) -> None:
         _is_int("priority", self.priority, -(2**31), 2**31 - 1)

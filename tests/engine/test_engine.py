@@ -645,3 +645,25 @@ def test_observed_tokens_are_the_committed_sequence():
     # Everything but the last emitted token has KV, and its successor was known when it was written.
     pairs = pairwise(sequence)
     assert drafter.observed == dict(enumerate(pairs))
+
+
+def test_who_does_not_stream_gets_one_output():
+    target = PrefixTarget()
+    streamed = ask(make_engine(target, PrefixDrafter(target, 7)), PROMPT, greedy(logprobs=1))
+    engine = make_engine(target, PrefixDrafter(target, 7))
+    whole = run(engine, [Request("r", tuple(PROMPT), greedy(logprobs=1), stream=False)])["r"]
+    assert len(whole.outputs) == 1 < len(streamed.outputs)
+    assert (whole.token_ids, whole.logprobs) == (streamed.token_ids, streamed.logprobs)
+    assert whole.last.stats == streamed.last.stats
+
+
+def test_what_was_held_back_comes_with_an_abort():
+    engine = make_engine(PrefixTarget())
+    engine.add(Request("r", tuple(PROMPT), greedy(logprobs=0), stream=False))
+    for _ in range(4):
+        assert not engine.step()
+    engine.abort("r")
+    [output] = engine.step()
+    assert output.finish_reason is FinishReason.ABORT
+    assert list(output.token_ids) == PrefixTarget().greedy(PROMPT, 4)
+    assert len(output.logprobs) == 4

@@ -91,6 +91,7 @@ def any_request(chance: random.Random, name: str) -> Request:
         choice=chance.randrange(3),
         priority=chance.choice([0, 0, 0, 1, -1]),
         timeout=chance.choice([*[None] * 8, 4.0, 30.0]),
+        stream=chance.random() < 0.7,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from emberline.types import SamplingParams
@@ -57,6 +57,7 @@ class TokenText:
         self._byte_fallback = "ByteFallback" in kinds
         self._alphabet = _byte_alphabet()
         self._bytes: dict[int, bytes] = {}
+        self._visible = {skips: _Pieces(self, skips) for skips in (False, True)}
 
     def bytes_of(self, token_id: int) -> bytes:
         """The raw bytes of a token, special tokens as their text; possibly part of a character."""
@@ -65,17 +66,19 @@ class TokenText:
             found = self._bytes[token_id] = self._compute(token_id)
         return found
 
+    def pieces(self, *, skip_special: bool) -> Mapping[int, bytes]:
+        """The bytes of every token by its id, nothing for special ones if they are skipped."""
+        return self._visible[skip_special]
+
     def visible_bytes(self, token_id: int, params: SamplingParams) -> bytes:
         """The bytes that an emitted token adds to the text of a request with these options.
 
         Nothing for a special token under `skip_special_tokens`, and nothing for a token of
         `stop_token_ids` unless `include_stop_str_in_output`.
         """
-        if params.skip_special_tokens and token_id in self.special_ids:
-            return b""
         if token_id in params.stop_token_ids and not params.include_stop_str_in_output:
             return b""
-        return self.bytes_of(token_id)
+        return self._visible[params.skip_special_tokens][token_id]
 
     def token_str(self, token_id: int) -> str:
         """A token as text: U+FFFD for partial characters, never empty, special tokens by name."""
@@ -111,6 +114,19 @@ class TokenText:
         return after.removeprefix(before).encode()
 
 
+class _Pieces(dict[int, bytes]):
+    """Bytes of tokens, each worked out when it is first asked for."""
+
+    def __init__(self, tokens: TokenText, skip_special: bool) -> None:
+        super().__init__()
+        self._tokens, self._skip_special = tokens, skip_special
+
+    def __missing__(self, token_id: int) -> bytes:
+        skipped = self._skip_special and token_id in self._tokens.special_ids
+        self[token_id] = b"" if skipped else self._tokens.bytes_of(token_id)
+        return self[token_id]
+
+
 class TextStream:
     """The growing text of one request. Joined, what `take` returns is the whole text.
 
@@ -137,8 +153,8 @@ class TextStream:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add emitted tokens where no stop string is looked for."""
-        tokens, params = self._tokens, self._params
-        self._tail += b"".join([tokens.visible_bytes(token_id, params) for token_id in token_ids])
+        pieces = self._tokens.pieces(skip_special=self._params.skip_special_tokens)
+        self._tail += b"".join(map(pieces.__getitem__, token_ids))
 
     def push(self, token_id: int, *, check_stop: bool = True) -> str | None:
         """Add one emitted token; return the stop string it completed, if any.

@@ -37,7 +37,6 @@ from emberline.types import (
     Request,
     RequestOutput,
     SpeculationStats,
-    TokenLogprobs,
 )
 from emberline.verify.planner import Planner
 
@@ -301,47 +300,36 @@ class Engine:
                 state.num_steps += 1
                 tally.add(counts)
             tally.generation_tokens += len(kept)
-            if kept or ending:
-                scored = outcome.records[i]
-                kept_records = scored[: len(kept)] if scored is not None else None
-                outputs.append(self._output(state, kept, kept_records, ending))
+            records = outcome.records[i]
+            if records is not None:
+                state.held_records += records[: len(kept)]
+            if ending is not None:
+                outputs.append(self._finish(state, ending))
+            elif kept and state.request.stream:
+                outputs.append(self._delta(state))
         return outputs
 
     def _fail(self, state: RequestState, error: str) -> RequestOutput:
         """End a request whose logits are no distribution. What it left is nobody's to read."""
         for pool in self.parts.kv_pools:
             pool.clear(self._scheduler.private_pages(state))
-        return self._finish(state, Ending(FinishReason.ERROR), error=error)
+        return self._finish(state, Ending(FinishReason.ERROR, error=error))
 
-    def _output(
-        self,
-        state: RequestState,
-        kept: list[int],
-        records: tuple[TokenLogprobs, ...] | None,
-        ending: Ending | None,
-    ) -> RequestOutput:
-        if records is None and state.params.logprobs is not None:
-            records = ()
-        if ending is not None:
-            return self._finish(state, ending, kept, records, ending.error)
-        return self._delta(state, kept, records)
-
-    def _delta(
-        self,
-        state: RequestState,
-        kept: list[int],
-        records: tuple[TokenLogprobs, ...] | None,
-        final: bool = False,
-    ) -> RequestOutput:
-        """What a step added to a request, text included."""
+    def _delta(self, state: RequestState, final: bool = False) -> RequestOutput:
+        """What was added to a request since its last output, text included."""
         prompt_scores = None
         whole = state.prompt_scores is not None and not state.scores_prompt
         if state.prompt_scores is not None and whole and not state.prompt_reported:
             prompt_scores = tuple(state.prompt_scores)
             state.prompt_reported = True
+        records = None
+        if state.params.logprobs is not None:
+            records, state.held_records = tuple(state.held_records), []
+        token_ids = tuple(state.token_ids[state.num_reported :])
+        state.num_reported = len(state.token_ids)
         return RequestOutput(
             request_id=state.request.request_id,
-            token_ids=tuple(kept),
+            token_ids=token_ids,
             logprobs=records,
             text=state.text.take(final=final) if state.text else "",
             prompt_logprobs=prompt_scores,
@@ -352,26 +340,17 @@ class Engine:
             stats=SpeculationStats(dict(state.steps)),
         )
 
-    def _finish(
-        self,
-        state: RequestState,
-        ending: Ending,
-        kept: list[int] | None = None,
-        records: tuple[TokenLogprobs, ...] | None = None,
-        error: str | None = None,
-    ) -> RequestOutput:
+    def _finish(self, state: RequestState, ending: Ending) -> RequestOutput:
         """Forget a request and free what it holds; its last output."""
         state.forget_flights()
         self._scheduler.remove(state, keep=ending.reason is not FinishReason.ERROR)
         self._pace.finished()
         del self._states[state.request.request_id]
-        if records is None and state.params.logprobs is not None:
-            records = ()
         return replace(
-            self._delta(state, kept or [], records, final=True),
+            self._delta(state, final=True),
             finish_reason=ending.reason,
             stop_reason=ending.stop_reason,
-            error=error,
+            error=ending.error,
         )
 
     def _write_history(self, states: Sequence[RequestState]) -> None:

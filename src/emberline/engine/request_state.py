@@ -75,12 +75,14 @@ class RequestState:
     prediction: Prediction | None = None
     prompt_scores: list[TokenLogprobs | None] | None = None
     prompt_reported: bool = False  # prompt_scores were handed out
+    num_reported: int = field(init=False)  # tokens of the sequence that were, the prompt's included
+    held_records: list[TokenLogprobs] = field(default_factory=list)  # of those that were not
     num_written: int = 0  # tokens in the token table's row
     steps: dict[StepCounts, int] = field(default_factory=dict)  # its verify steps
     num_steps: int = 0  # of them
 
     def __post_init__(self) -> None:
-        self.num_prompt = len(self.request.prompt_token_ids)
+        self.num_prompt = self.num_reported = len(self.request.prompt_token_ids)
         self.all_stop_ids = self.stop_ids.union(self.params.stop_token_ids)
         followed = self.matcher is not None or self.prediction is not None
         self.is_plain = not followed and not (self.text is not None and self.text.watches)
