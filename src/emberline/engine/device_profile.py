@@ -206,4 +206,4 @@ def _entry(slot: int, pages: list[int], context: int, room: int, drafts: int) ->
         pages=pages,
         slot=slot,
     )
-    return ScheduledRequest(state, 1, drafts, 1, samples=True)
+    return ScheduledRequest(state, 1, drafts, 1, samples=True, decodes=True)

@@ -159,8 +159,8 @@ class DeviceRunner:
 
     def launch(self, plan: Sequence[ScheduledRequest]) -> DeviceFlight:
         """Upload what changed, start the decode step and the chunk step; see `Runner.launch`."""
-        decoding = [i for i, entry in enumerate(plan) if _decodes(entry)]
-        chunks = [i for i, entry in enumerate(plan) if not _decodes(entry)]
+        decoding = [i for i, entry in enumerate(plan) if entry.decodes]
+        chunks = [i for i, entry in enumerate(plan) if not entry.decodes]
         steps = []
         if decoding:
             steps.append((decoding, *self._decode([plan[i] for i in decoding])))
@@ -315,11 +315,6 @@ class DeviceRunner:
             return numbers
         host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         return host.copy_(numbers, non_blocking=True)
-
-
-def _decodes(entry: ScheduledRequest) -> bool:
-    """Whether it forwards its anchor alone: that may be known to nobody but the device."""
-    return entry.num_known == 1 and entry.samples and entry.state.has_begun
 
 
 def _row(state: RequestState) -> list[int]:

@@ -30,6 +30,7 @@ class ScheduledRequest:
     draft_limit: int  # most drafts that may follow them
     num_scored: int  # trailing known tokens that get logits
     samples: bool  # whether a token is emitted after the last of them
+    decodes: bool = False  # whether the known token is its anchor, the last one emitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,7 @@ class Scheduler:
             end = state.num_computed + num_known
             num_scored = max(num_scored, min(num_known, end - first_scored))
         limit = max(0, min(drafts, state.num_remaining - 1))
-        return ScheduledRequest(state, num_known, limit, num_scored, samples)
+        return ScheduledRequest(state, num_known, limit, num_scored, samples, decodes)
 
     def _reserve(self, state: RequestState, num_tokens: int) -> bool:
         """Get the pages of a running request's next tokens, if need be from those behind it.
@@ -309,7 +310,7 @@ class Scheduler:
             self._grow(state, entry.num_known + drafts)
             budget -= drafts
             entries.append(replace(entry, draft_limit=drafts))
-            if self.lookahead and state.behind and entry.num_known == 1 and entry.samples:
+            if self.lookahead and state.behind and entry.decodes:
                 spare -= self._look_ahead(entries[-1], spare)
         return entries
 
