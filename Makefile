@@ -8,7 +8,11 @@ STAMP  := $(VENV)/.installed
 CLIENTS := .venv-clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
 
-.PHONY: setup serve test test-clients check format bench clean
+# What runs on a GPU where there is one, else under Triton's interpreter (then `make test` has it).
+GPU_TESTS := tests/unit/test_triton_*.py tests/models/test_fused_ops.py \
+	tests/engine/test_device_runner.py tests/engine/test_device_profile.py
+
+.PHONY: setup serve test test-gpu test-clients check format bench clean
 .DEFAULT_GOAL := setup
 
 $(STAMP): pyproject.toml constraints.txt
@@ -32,6 +36,9 @@ serve: $(STAMP) ## the server on the embedded default model, port 8000
 
 test: $(STAMP) ## every test
 	$(BIN)/python -m pytest
+
+test-gpu: ## kernels and captured steps, in the environment of $(PYTHON), which brings PyTorch with CUDA
+	$(PYTHON) -m pytest $(GPU_TESTS)
 
 # xgrammar comes without its dependencies: what it needs of them is there, the rest is for GPUs.
 test-clients: $(STAMP) $(CLIENTS_STAMP) ## outside clients against the server (2 GB of them)
