@@ -65,6 +65,8 @@ def build_engine(
     config = resolve_config(config)
     dtype = resolve_dtype(config.dtype, config.device)
     torch.set_num_threads(config.threads or default_threads())
+    if config.device != "cpu":
+        torch.cuda.set_device(config.device)
     draft = draft if config.speculation.drafter == "auto" else None
     config = size_cache(config, model, draft)
     page_size = config.cache.page_size

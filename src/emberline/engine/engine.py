@@ -79,6 +79,7 @@ class Engine:
         self._num_added = 0
         self._runner: Runner | None = None
         self._lag = 0  # steps in flight after `step`
+        self._gpu = parts.history.device.index or None  # None: the CPU, or the GPU that is current
         self._flights: deque[Flight] = deque()  # launched, not read
         self._next_check = -math.inf
         self.observer: Observer | None = None
@@ -173,6 +174,8 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return what it added to each request that gained something."""
+        if self._gpu is not None:
+            torch.cuda.set_device(self._gpu)  # of this thread: kernels run on its current one
         outputs = self._end_early()
         while self._flights and self._scheduler.may_preempt():
             outputs += self._land()
