@@ -20,8 +20,10 @@ from transformers import PreTrainedTokenizerFast
 
 from emberline.engine.async_engine import AsyncEngine
 from emberline.engine.detokenizer import TokenText
+from emberline.engine.engine import Engine
 from emberline.engine.engine_loop import SteppingEngine
 from emberline.engine.grammar import GrammarCompiler
+from emberline.engine.running_engine import RunningEngine
 from emberline.server.run import make_server
 from emberline.server.shutdown import GracefulServer
 from emberline.types import EngineSnapshot
@@ -110,7 +112,7 @@ class Server:
     """A running server and what is behind it."""
 
     url: str
-    engine: AsyncEngine
+    engine: RunningEngine
     process: GracefulServer
     target: SayingTarget | None
     tokenizer: PreTrainedTokenizerFast
@@ -195,8 +197,19 @@ def serve(
     **options: Any,
 ) -> Iterator[Server]:
     """Serve an engine on a free port until the end of the block. `options`: of the server."""
-    text = TokenText(tokenizer)
-    behind = AsyncEngine(engine, text, stall_timeout=stall_timeout)
+    behind = AsyncEngine(engine, TokenText(tokenizer), stall_timeout=stall_timeout)
+    with serve_running(behind, tokenizer, target, **options) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serve_running(
+    behind: RunningEngine,
+    tokenizer: PreTrainedTokenizerFast,
+    target: SayingTarget | None = None,
+    **options: Any,
+) -> Iterator[Server]:
+    """The same of an engine that runs already."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = make_server(behind, tokenizer, NAME, log_level="critical", **options)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
@@ -206,7 +219,7 @@ def serve(
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         with httpx.Client(base_url=url, timeout=60) as http:
-            yield Server(url, behind, server, target, tokenizer, text, http)
+            yield Server(url, behind, server, target, tokenizer, behind.token_text, http)
     finally:
         server.should_exit = True
         thread.join(20)
@@ -227,6 +240,30 @@ def saying_server(
     **scheduler: int,
 ) -> Iterator[Server]:
     """A server over a saying target, with a drafter of `num_drafts` if any."""
+    engine, tokenizer, target = saying_engine(
+        num_drafts=num_drafts,
+        wrong_every=wrong_every,
+        max_model_len=max_model_len,
+        delay=delay,
+        num_pages=num_pages,
+        tokenizer=tokenizer,
+        **scheduler,
+    )
+    with serve(engine, tokenizer, target, **(options or {})) as server:
+        yield server
+
+
+def saying_engine(
+    *,
+    num_drafts: int = 0,
+    wrong_every: int = 0,
+    max_model_len: int = 256,
+    delay: float = 0.0,
+    num_pages: int = 1024,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    **scheduler: int,
+) -> tuple[Engine, PreTrainedTokenizerFast, SayingTarget]:
+    """An engine over a saying target, with its tokenizer."""
     tokenizer = tokenizer or make_tokenizer()
     target = SayingTarget(tokenizer, max_model_len)
     target.delay = delay
@@ -235,5 +272,4 @@ def saying_server(
     engine.info["model"] = NAME
     engine.grammars = GrammarCompiler(tokenizer, target.vocab_size, (target.eos,))
     torch.set_num_threads(1)
-    with serve(engine, tokenizer, target, **(options or {})) as server:
-        yield server
+    return engine, tokenizer, target

@@ -26,7 +26,6 @@ from emberline.engine.channel import Channel
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine_loop import Arrival, CacheClearing, EngineLoop, SteppingEngine
 from emberline.engine.running_engine import EngineStopped
-from emberline.models.weights import ModelError
 from emberline.types import Grammar, InvalidRequest, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -87,10 +86,14 @@ class _Child:
         make: Make = pickle.loads(start.make)
         try:
             made = make(lambda folder, name: self._post(messages.Found(str(folder), name)))
-        except ModelError as problem:
-            return self._unusable(messages.Unusable(str(problem)))
         except InvalidRequest as problem:
             return self._unusable(messages.Unusable(str(problem), problem.param, is_request=True))
+        except Exception as problem:
+            from emberline.models.weights import ModelError  # PyTorch comes with it
+
+            if isinstance(problem, ModelError):
+                return self._unusable(messages.Unusable(str(problem)))
+            raise
         self._engine = engine = made.engine
         loop = self._loop = EngineLoop(engine, made.token_text, self._publish)
         # What is there now stays: the collector need not walk through it between two steps.
@@ -124,8 +127,11 @@ class _Child:
     def _publish(self, outputs: Sequence[RequestOutput]) -> None:
         deltas = []
         for output in outputs:
-            name = output.request_id
-            writer = self._writers.pop(name) if output.finished else self._writers[name]
+            writer = self._writers.get(output.request_id)
+            if writer is None:
+                continue  # it was admitted with others that were not, so that none was
+            if output.finished:
+                del self._writers[output.request_id]
             deltas.append(writer.write(output))
         assert self._loop is not None
         self._post(messages.Step(deltas, self._loop.latest))

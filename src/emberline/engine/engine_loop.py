@@ -12,11 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from emberline.config import EngineConfig
 from emberline.engine.detokenizer import TextStream, TokenText
-from emberline.engine.grammar import Compiled
 from emberline.engine.running_engine import EngineStopped, ShuttingDown
 from emberline.types import (
     EngineSnapshot,
@@ -26,6 +25,9 @@ from emberline.types import (
     Request,
     RequestOutput,
 )
+
+if TYPE_CHECKING:
+    from emberline.engine.grammar import Compiled  # PyTorch comes with it
 
 logger = logging.getLogger(__name__)
 

@@ -65,6 +65,11 @@ class StartingEngine:
         if kind is not None:
             self.close()
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def found(self) -> tuple[Path, str]:
         """Wait for the folder and the name of the model; the engine is still being built then.
 
@@ -217,6 +222,11 @@ class ProcessEngine(RunningEngine):
         if self._reader.is_alive():
             self._process.kill()
             self._reader.join(_DYING_SECONDS)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there."""
+        return self._process.poll() is None
 
     def seconds_in_step(self) -> float:
         """See `RunningEngine`: since it was last heard of while it has something to do."""
