@@ -116,6 +116,21 @@ def test_options_are_those_of_the_plain_form(options, fixed_order) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("fixed_order", [False, True])
+@pytest.mark.parametrize("pages", [8, 20])
+def test_what_lies_behind_every_window_may_be_anything(pages, fixed_order) -> None:
+    """Its pages are given up: the table says scratch there, where padding leaves its NaN."""
+    world = make_world([2, 0, 3], [120, 20, 110], pages, 1, 2, 64, WIDE, fixed_order)
+    want = world.attend(plain.paged_attention, sliding_window=30)
+    world.keys[:PAGE] = world.values[:PAGE] = float("nan")
+    slots = world.context.slots()
+    for req, first in ((0, 120 - 2 + 1 - 30), (2, 110 - 3 + 1 - 30)):
+        world.keys[slots[req, :first]] = world.values[slots[req, :first]] = float("nan")
+        world.context.page_table[req, : first // PAGE] = 0
+    got = world.attend(fast.paged_attention, sliding_window=30)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{}, *OPTIONS])
 def test_the_plain_form_is_the_attention_of_the_cpu(options) -> None:
     world = make_world([3, 0, 5, 1], [300, 20, 5, 131], 20, 2, 3, 16)

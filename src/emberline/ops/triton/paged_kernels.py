@@ -67,13 +67,16 @@ def _walk(
 ):  # fmt: skip
     """A state after the keys of positions [begin, end) of one request.
 
-    What lies past `end` is not read: it may be another request's, or nothing.
+    What lies past `end` is not read: it may be another request's, or nothing. Neither is what lies
+    behind every row's window: its page may be given up, and a weight of zero does not undo a NaN.
     """
     lane = tl.arange(0, LANES)
     value_lane = tl.arange(0, VALUE_LANES)
     for start in range(begin, end, KEYS):
         column = start + tl.arange(0, KEYS)
         inside = column < end
+        if WINDOW > 0:
+            inside = inside & (column > tl.min(position, 0) - WINDOW)
         page = tl.load(pages + column // PAGE, mask=inside, other=0).to(tl.int64)
         slot = (page * PAGE + column % PAGE)[:, None]
         here = inside[:, None]
