@@ -47,7 +47,7 @@ def test_both_is_raw_beside_processed(temperature):
     raw = ask(engine(), (3, 4), params).logprobs
     processed = ask(engine(), (3, 4), replace(params, logprobs_mode="processed")).logprobs
     both = ask(engine(), (3, 4), replace(params, logprobs_mode="both")).logprobs
-    assert [replace(record, processed=None) for record in both] == raw
+    assert [record._replace(processed=None) for record in both] == raw
     assert [record.processed for record in both] == processed
     assert (raw == processed) == (temperature != 0.7)
 

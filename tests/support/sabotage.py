@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from emberline.batch import DraftContext, DraftProposal
-from emberline.engine import engine as engine_module
+from emberline.engine import outcome as outcome_module
 from emberline.engine.engine import Engine
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.scoring import score_emitted
@@ -80,7 +80,7 @@ def _wrap_scoring(monkeypatch: pytest.MonkeyPatch, state: Sabotage) -> None:
         wrong = SCORING.get(state.fault or "")
         return score_emitted(plan, wrong(plan, result, state) if wrong else result)
 
-    monkeypatch.setattr(engine_module, "score_emitted", scored)
+    monkeypatch.setattr(outcome_module, "score_emitted", scored)
 
 
 def _wrap_steps(monkeypatch: pytest.MonkeyPatch, engine: Engine, state: Sabotage) -> None:

@@ -56,7 +56,7 @@ class RequestState:
     token_ids: list[int]
     num_prompt: int = field(init=False)  # prompt tokens
     all_stop_ids: frozenset[int] = field(init=False)  # those and the request's own
-    is_plain: bool = field(init=False)  # nothing looks at its tokens one by one
+    is_watched: bool = field(init=False)  # its text looks at every token by itself
     serial: int = 0  # name among all requests of the engine, in order of arrival
     arrived: float = 0.0  # of the engine's clock
     first_run: float | None = None
@@ -84,8 +84,7 @@ class RequestState:
     def __post_init__(self) -> None:
         self.num_prompt = self.num_reported = len(self.request.prompt_token_ids)
         self.all_stop_ids = self.stop_ids.union(self.params.stop_token_ids)
-        followed = self.matcher is not None or self.prediction is not None
-        self.is_plain = not followed and not (self.text is not None and self.text.watches)
+        self.is_watched = self.text is not None and self.text.watches
 
     @property
     def params(self) -> SamplingParams:
@@ -117,8 +116,11 @@ class RequestState:
 
     @property
     def num_final(self) -> int:
-        """Tokens of the sequence whose KV is there and will not change."""
-        return min(self.num_computed, len(self.token_ids))
+        """Tokens of the sequence whose KV is there and will not change.
+
+        Without the anchors of steps in flight: whether theirs is sound, those steps will say.
+        """
+        return min(self.num_computed - self.num_unread, len(self.token_ids))
 
     @property
     def num_pending(self) -> int:
@@ -196,8 +198,9 @@ def append_run(state: RequestState, run: list[int]) -> tuple[list[int], Ending |
     Returns the tokens kept and the ending.
     """
     params = state.params
+    followed = state.is_watched or state.matcher is not None or state.prediction is not None
     goes_on = len(state.token_ids) + len(run) < state.length_limit
-    if state.is_plain and goes_on and state.all_stop_ids.isdisjoint(run):
+    if goes_on and not followed and state.all_stop_ids.isdisjoint(run):
         state.token_ids += run
         if state.text is not None:
             state.text.extend(run)
