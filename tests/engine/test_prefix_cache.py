@@ -22,6 +22,7 @@ from emberline.types import (
 )
 from emberline.verify.planner import Planner, Threshold, VerifyAll
 
+from support.deferred import overlapped
 from support.doubles import ScriptedPlanner
 from support.engines import Answer, ask, collect, make_engine, run
 from support.paged import ConstantDrafter, PrefixDrafter, PrefixTarget
@@ -440,6 +441,21 @@ def test_an_answer_that_broke_keeps_its_prompt_only():
     answer = ask(engine, [*PROMPT, *path[:8]], greedy(4))
     assert answer.last.num_cached_tokens == 16
     assert answer.token_ids == path[8:]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_first_token_that_broke_is_not_kept_with_the_prompt(behind):
+    """Its step is on its way by the time that the prompt is kept: what it says is not known yet."""
+    target, prompt = PrefixTarget(), [*PROMPT, 2]
+    [first] = target.greedy(prompt, 1)
+    engine = make_engine(target)
+    if behind:
+        overlapped(engine)
+    target.overrides[(*prompt, first)] = NAN
+    assert (len(prompt) + 1) % PAGE == 0
+    assert ask(engine, prompt, greedy()).last.finish_reason is FinishReason.ERROR
+    target.overrides.clear()
+    assert ask(engine, [*prompt, first, 3], greedy()).last.num_cached_tokens == 16
 
 
 @pytest.mark.parametrize("broken_at", [0, 1, 5])
