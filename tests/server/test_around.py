@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from emberline.engine.async_engine import AsyncEngine
 from emberline.engine.detokenizer import TokenText
 from emberline.server.app import create_app
+from emberline.server.metrics import ServerMetrics
+from emberline.types import EngineSnapshot
 
 from support.engines import make_engine
 from support.serving import NAME, SayingTarget, Server, make_tokenizer, say, strict
@@ -127,6 +129,21 @@ def test_tokenizer_info(server: Server) -> None:
     info = strict(server.get("/tokenizer_info").content)
     assert (info["eos_token"], info["model_max_length"]) == ("<eos>", 256)
     assert "assistant" in info["chat_template"]
+
+
+def test_times_of_tokens_are_counted_a_token_each() -> None:
+    """Tokens that came together share their time; a time on a limit belongs to its bucket."""
+    metrics = ServerMetrics(EngineSnapshot, "m")
+    for seconds, count in ((0.005, 3), (0.3, 2), (1000.0, 1)):
+        metrics.inter_token.observe(seconds, count)
+    labels = 'engine="0",{}model_name="m"'
+    name = "vllm:inter_token_latency_seconds"
+    shown = metrics.exposition().decode()
+    for limit, total in (("0.005", 3), ("0.25", 3), ("0.5", 5), ("300.0", 5), ("+Inf", 6)):
+        within = labels.format(f'le="{limit}",')
+        assert f"{name}_bucket{{{within}}} {total}.0\n" in shown
+    assert f"{name}_count{{{labels.format('')}}} 6.0\n" in shown
+    assert f"{name}_sum{{{labels.format('')}}} 1000.615\n" in shown
 
 
 def test_no_get_waits_for_a_thread() -> None:

@@ -6,12 +6,20 @@ Owns names, labels and buckets. Counters come from the engine's exact totals, ti
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from emberline.types import EngineSnapshot, FinishReason, RequestOutput
 
@@ -89,6 +97,28 @@ class _EngineCollector(Collector):
         return family
 
 
+class _TokenTimes(Collector):
+    """A histogram that takes many equal values at once: tokens come by the dozen."""
+
+    def __init__(self, name: str, what: str, labels: Sequence[str]) -> None:
+        self._name, self._what, self._labels = name, what, labels
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float, count: int) -> None:
+        """Add a value so many times."""
+        self._counts[bisect_left(_SECONDS, seconds)] += count
+        self._sum += seconds * count
+
+    def collect(self) -> Iterable[Metric]:
+        """The values so far."""
+        family = HistogramMetricFamily(self._name, self._what, labels=LABELS)
+        limits = map(floatToGoString, (*_SECONDS, float("inf")))
+        buckets = [*zip(limits, accumulate(self._counts), strict=True)]
+        family.add_metric(self._labels, buckets, self._sum)
+        yield family
+
+
 class ServerMetrics:
     """The metrics of one server."""
 
@@ -104,10 +134,12 @@ class ServerMetrics:
         self.first_token = histogram(
             "vllm:time_to_first_token_seconds", "From a request's arrival to its first token"
         )
-        self.inter_token = histogram(
+        self.inter_token = _TokenTimes(
             "vllm:inter_token_latency_seconds",
             "Time a token after the first, a step's time shared among its tokens",
+            list(labels.values()),
         )
+        self.registry.register(self.inter_token)
         self.end_to_end = histogram(
             "vllm:e2e_request_latency_seconds", "From a request's arrival to its end"
         )
@@ -172,8 +204,7 @@ class CallMetrics:
                 self._server.first_token.observe(now - self._began)
             else:
                 count = len(output.token_ids)
-                for _ in range(count):
-                    self._server.inter_token.observe((now - latest) / count)
+                self._server.inter_token.observe((now - latest) / count, count)
             self._latest[index] = now
         if output.finish_reason is not None:
             self._end(index, output.finish_reason)
