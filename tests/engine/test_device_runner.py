@@ -89,6 +89,15 @@ def test_a_step_that_is_waited_for_says_the_same() -> None:
     compare(got, run(golden_engine("vanilla", on_device=False), one))
 
 
+def test_an_answer_goes_to_the_end_of_the_context() -> None:
+    """Steps in flight may reach past it, as far as the host knows; pages end with it."""
+    prompt = (PROMPTS[0] * 20)[:240]  # and 16 more make whole pages
+    one = [Request("r", tuple(prompt), SamplingParams(temperature=0, ignore_eos=True))]
+    got = run(golden_engine("vanilla", on_device=True), one)
+    compare(got, run(golden_engine("vanilla", on_device=False), one))
+    assert len(got["r"].token_ids) == 16
+
+
 def spoil(engine: Engine, call: int) -> None:
     """From a call of the target on, the first row of its logits is NaN."""
     target, calls = engine.parts.target, iter(range(1000))

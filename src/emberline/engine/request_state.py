@@ -137,6 +137,10 @@ class RequestState:
         """The most tokens that may have KV once the steps in flight have run."""
         return self.num_computed + self.ahead
 
+    def end_after(self, num_tokens: int) -> int:
+        """The most tokens that may have KV after a step of so many: none is past the limit."""
+        return min(self.reach + num_tokens, self.length_limit)
+
     @property
     def num_remaining(self) -> int:
         """The most tokens that may still be emitted, besides those of steps in flight."""

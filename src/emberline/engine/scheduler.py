@@ -116,7 +116,7 @@ class Scheduler:
         if entry is None or state.num_remaining <= 0:
             return None
         room = len(state.pages) * self.cache.pool.page_size
-        return entry if state.reach + 1 + entry.draft_limit <= room else None
+        return entry if state.end_after(1 + entry.draft_limit) <= room else None
 
     def may_preempt(self) -> bool:
         """Whether the next step might lack pages for those who run.
@@ -303,9 +303,10 @@ class Scheduler:
         spare = max(0, self.cache.num_available - promised)
         entries = []
         for entry in planned:
-            state, end = entry.state, entry.state.reach + entry.num_known
-            room = (len(state.pages) + spare) * self.cache.pool.page_size - end
-            drafts = min(entry.draft_limit, max(0, budget), room)
+            state, drafts = entry.state, min(entry.draft_limit, max(0, budget))
+            room = (len(state.pages) + spare) * self.cache.pool.page_size
+            if room < state.length_limit:
+                drafts = min(drafts, room - state.end_after(entry.num_known))
             spare -= self._missing_pages(state, entry.num_known + drafts)
             self._grow(state, entry.num_known + drafts)
             budget -= drafts
@@ -320,20 +321,17 @@ class Scheduler:
         Returns:
             How many of the `spare` pages it took.
         """
-        state = entry.state
-        end = state.reach + entry.num_known + entry.draft_limit
-        more = min(self.lookahead, max(0, state.length_limit - end))
-        missing = self._missing_pages(state, end - state.reach + more)
+        state, tokens = entry.state, entry.num_known + entry.draft_limit + self.lookahead
+        missing = self._missing_pages(state, tokens)
         if missing > spare:
             return 0
-        self._grow(state, end - state.reach + more)
+        self._grow(state, tokens)
         self._standing[state.slot] = entry
         return missing
 
     def _missing_pages(self, state: RequestState, num_tokens: int) -> int:
         """Pages that the next `num_tokens` tokens of a request still lack."""
-        end = state.reach + num_tokens
-        return max(0, self.cache.pool.pages_for(end) - len(state.pages))
+        return max(0, self.cache.pool.pages_for(state.end_after(num_tokens)) - len(state.pages))
 
     def _grow(self, state: RequestState, num_tokens: int) -> None:
         state.pages += self.cache.allocate(self._missing_pages(state, num_tokens))
