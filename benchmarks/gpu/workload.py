@@ -157,12 +157,15 @@ def generate_ids(engine: Engine) -> Generate:
     return run
 
 
-def use_planner(engine: Engine, planner: Planner, name: str) -> None:
-    """Plan by a policy in plain steps and on the device: here all steps are of one kind."""
+def use_planner(
+    engine: Engine, planner: Planner, name: str, ahead: DevicePlanner | None = None
+) -> None:
+    """Plan by a policy. `ahead`: that of steps on the device; None: the same."""
     engine.use_planner(planner, name)
     if isinstance(engine.runner, DeviceRunner):
-        assert isinstance(planner, DevicePlanner)
-        engine.runner.planner = planner
+        own = planner if ahead is None else ahead
+        assert isinstance(own, DevicePlanner)
+        engine.runner.planner = own
 
 
 class Bench:
@@ -194,16 +197,19 @@ class Bench:
         self._params = SamplingParams(temperature=temperature, ignore_eos=True)
         self._scheduled: Planner = engine.parts.planner
         self._scheduled_name = str(engine.info["planner"])
+        runner = engine.runner
+        self._ahead = runner.planner if isinstance(runner, DeviceRunner) else None
 
     def run(self, cell: Cell, new_tokens: int | None = None) -> Call:
         """Run a cell's calls and time them. Everything but the planner stays as it was."""
         new_tokens = new_tokens or self._new_tokens
         engine = self.engine
-        planners: dict[str, tuple[Planner, str]] = {
-            SCHEDULED: (self._scheduled, self._scheduled_name),
-            THRESHOLD: (Threshold(0.5), "threshold"),
-        }
-        use_planner(engine, *planners.get(cell.policy, (VerifyAll(), "verify_all")))
+        if cell.policy == SCHEDULED:
+            use_planner(engine, self._scheduled, self._scheduled_name, self._ahead)
+        elif cell.policy == THRESHOLD:
+            use_planner(engine, Threshold(0.5), "threshold")
+        else:
+            use_planner(engine, VerifyAll(), "verify_all")
         params = replace(
             self._params,
             max_tokens=new_tokens,

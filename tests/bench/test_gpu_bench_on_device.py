@@ -7,11 +7,12 @@ import torch
 
 from emberline.engine.engine import Engine
 from emberline.types import Request, SamplingParams
+from emberline.verify.planner import VerifyAll
 
 from gpu.breakdown import run_steps
 from gpu.scripted import Script
-from gpu.workload import NO_DRAFT, THRESHOLD, VERIFY_ALL, Bench, Cell, generate_ids
-from support.on_device import golden_engine
+from gpu.workload import NO_DRAFT, SCHEDULED, THRESHOLD, VERIFY_ALL, Bench, Cell, generate_ids
+from support.on_device import golden_engine, golden_runner
 
 PROMPT = (7, 8, 9, 10, 11)
 
@@ -45,6 +46,16 @@ def test_policies_reach_the_device(engine: Engine) -> None:
     )
     assert nothing.drafts == 0
     assert 0 < likely.drafts / likely.block_steps < everything.drafts / everything.block_steps
+
+
+def test_the_schedule_is_that_of_the_engine(engine: Engine) -> None:
+    """Its planner ahead of the device knows the sizes of captured steps, the plain one does not."""
+    scheduled = golden_runner(engine).planner = VerifyAll()
+    bench = Bench(engine, generate_ids(engine), [PROMPT], 3, least_prompts=1)
+    bench.run(Cell(1, THRESHOLD, 0))
+    assert golden_runner(engine).planner is not scheduled
+    bench.run(Cell(1, SCHEDULED, 0))
+    assert golden_runner(engine).planner is scheduled
 
 
 def test_steps_are_broken_down_where_they_overlap(engine: Engine) -> None:
