@@ -56,6 +56,22 @@ def test_rows_are_placed_as_the_plain_op_places_them(
     torch.testing.assert_close(pools[0], pools[1], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+def test_a_row_has_the_same_bits_among_few_and_many(dim) -> None:
+    """On a GPU: its squares are added in one order, however many rows a program takes."""
+    torch.manual_seed(0)
+    qkv = torch.randn(70, 4 * dim).to(DEVICE, torch.bfloat16)
+    cos, sin = angles(70, dim, torch.bfloat16)
+    norm, slots = torch.rand(3, dim).to(DEVICE, torch.bfloat16), torch.arange(70, device=DEVICE)
+    pools = torch.zeros(2, 2, 70, 1, dim).to(DEVICE, torch.bfloat16)
+    few, many = (
+        fast.place_qkv(qkv[:n], cos[:n], sin[:n], *pool, slots[:n], norm=norm, eps=1e-5)
+        for n, pool in zip((3, 70), pools, strict=True)
+    )
+    assert torch.equal(few, many[:3])
+    assert torch.equal(pools[0, :, :3], pools[1, :, :3])
+
+
 def test_without_slots_rows_go_one_after_another() -> None:
     torch.manual_seed(0)
     qkv, (cos, sin) = torch.randn(4, 4 * 16, device=DEVICE), angles(4, 16, torch.float32)

@@ -143,5 +143,6 @@ def _place(
         keys.stride(1), values.stride(1), keys.stride(0), values.stride(0),
         0 if norm is None else norm.stride(-2),
         0 if norm is None or norm.dim() == 2 else norm.stride(0), eps,
-        **constants, num_warps=1 if rows == 1 else 4,
+        # A warp a row, however many: a row's squares are then added in one order.
+        **constants, num_warps=rows,
     )  # fmt: skip
