@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from test_device_runner import compare, requests
 
 from emberline.engine import device_profile
 from emberline.engine.device_profile import profile_device_steps
@@ -10,7 +11,6 @@ from emberline.engine.engine import Engine
 
 from support.engines import run
 from support.on_device import golden_engine, golden_runner
-from test_device_runner import compare, requests
 
 
 @pytest.fixture
