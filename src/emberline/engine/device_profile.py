@@ -67,12 +67,12 @@ def profile_device_steps(
         depths = [(n, k) for n in _counts(bench.most_reqs) for k in runner.sizes.drafts]
         work = len(points) + len(depths)
         for done, point in enumerate(points):
-            whole[point] = bench.seconds(point, bench.replay)
+            whole[point] = bench.seconds(point)
             if report is not None:
                 report((done + 1) / work)
         for done, (num_reqs, num_drafts) in enumerate(depths):
             point = _Point(num_reqs, num_reqs, num_drafts)
-            draft[num_reqs, num_drafts] = bench.seconds(point, bench.replay_draft)
+            draft[num_reqs, num_drafts] = bench.draft_seconds(point)
             if report is not None:
                 report((len(points) + done + 1) / work)
     finally:
@@ -136,41 +136,45 @@ class _Bench:
         ]
         self._drafts: GraphCache[Bucket, object] | None = None
         if self._is_cuda:
-            self._drafts = GraphCache(
-                lambda bucket: draw_block(runner.parts, bucket), runner.be_idle
-            )
+            self._drafts = GraphCache(self._draw, runner.be_idle)
 
     def release(self) -> None:
         """Give the pages back."""
         for held in reversed(self._pages):
             self._pool.release(held)
 
-    def seconds(self, point: _Point, replay: Callable[[Bucket], None]) -> float:
+    def seconds(self, point: _Point) -> float:
         """Of one step of that size, the least of several measurements."""
-        bucket = Bucket(
-            num_reqs=fit(point.num_reqs, self._runner.sizes.reqs),
-            num_tokens=fit(point.num_tokens, self._runner.sizes.verify),
-            num_pages=fit(len(self._pages[0]), self._runner.sizes.pages),
+        bucket = self._bucket(point)
+        self._runner.prepare(bucket)
+        return self._least(point, bucket, self._runner.replay)
+
+    def draft_seconds(self, point: _Point) -> float:
+        """Of its drafts alone."""
+        bucket = self._bucket(point)
+        replay: Callable[[Bucket], object] = self._draw
+        if self._drafts is not None:
+            self._drafts.prepare(bucket)
+            replay = self._drafts.replay
+        return self._least(point, bucket, replay)
+
+    def _bucket(self, point: _Point) -> Bucket:
+        sizes = self._runner.sizes
+        return Bucket(
+            num_reqs=fit(point.num_reqs, sizes.reqs),
+            num_tokens=fit(point.num_tokens, sizes.verify),
+            num_pages=fit(len(self._pages[0]), sizes.pages),
             num_drafts=point.num_drafts,
             coins=True,
         )
-        self._runner.prepare(bucket)
-        if self._drafts is not None and point.num_drafts:
-            self._drafts.prepare(bucket)
+
+    def _draw(self, bucket: Bucket) -> object:
+        return draw_block(self._runner.parts, bucket)
+
+    def _least(self, point: _Point, bucket: Bucket, replay: Callable[[Bucket], object]) -> float:
         return min(self._measure(point, bucket, replay) for _ in range(TURNS))
 
-    def replay(self, bucket: Bucket) -> None:
-        """A whole step."""
-        self._runner.replay(bucket)
-
-    def replay_draft(self, bucket: Bucket) -> None:
-        """Its drafts alone."""
-        if self._drafts is not None:
-            self._drafts.replay(bucket)
-        else:
-            draw_block(self._runner.parts, bucket)
-
-    def _measure(self, point: _Point, bucket: Bucket, replay: Callable[[Bucket], None]) -> float:
+    def _measure(self, point: _Point, bucket: Bucket, replay: Callable[[Bucket], object]) -> float:
         plan = self._plan[: point.num_reqs]
         for entry in plan:
             entry.state.placed = False  # back to where it began
