@@ -123,10 +123,7 @@ def run_steps(
             emitted += len(output.token_ids)
         return emitted
 
-    while not all(counts):
-        step()
     waits, walls, hosts, emitted = Waits(), [], [], []
-    before = sum(counts)
 
     def run() -> None:
         for _ in range(num_steps):
@@ -135,15 +132,20 @@ def run_steps(
             walls.append(time.perf_counter() - began)
             hosts.append(walls[-1] - (waits.seconds - waited))
 
-    with waits.counting():
-        around(run)
-    if engine.num_requests < len(prompts):
-        raise RuntimeError("a request ended: fewer steps")
+    try:
+        while not all(counts):
+            step()
+        before = sum(counts)
+        with waits.counting():
+            around(run)
+        if engine.num_requests < len(prompts):
+            raise RuntimeError("a request ended: fewer steps")
+    finally:  # whatever went wrong, the next steps are of other requests
+        for index in range(len(prompts)):
+            engine.abort(f"{index}")
+        while engine.has_work:
+            engine.step()
     context = sum(len(ids) for ids in prompts) + (before + sum(counts)) / 2
-    for index in range(len(prompts)):
-        engine.abort(f"{index}")
-    while engine.has_work:
-        engine.step()
     return Steps(tuple(walls), tuple(hosts), sum(emitted), context / len(prompts))
 
 
