@@ -146,13 +146,13 @@ def score_prompts(plan: Sequence[ScheduledRequest], result: StepResult) -> None:
         positions = range(len(state.prompt_scores), min(end + 1, state.num_prompt))
         if not positions:
             continue
-        index = torch.tensor([scored_end[i] - (end - (p - 1)) for p in positions])
+        logits, count = result.raw_logits, len(positions)
+        rows = [scored_end[i] - (end - (p - 1)) for p in positions]
         ids = [state.token_ids[p] for p in positions]
-        width = _width(state.params.prompt_logprobs, result.raw_logits)
-        chosen = [state.params.logprob_token_ids] * len(ids)
-        state.prompt_scores += _records(
-            result.raw_logits, index, torch.tensor(ids), [width] * len(ids), chosen
-        )
+        index, token_ids = torch.tensor([rows, ids], device=logits.device)
+        widths = [_width(state.params.prompt_logprobs, logits)] * count
+        chosen = [state.params.logprob_token_ids] * count
+        state.prompt_scores += _records(logits, index, token_ids, widths, chosen)
 
 
 def _records(
