@@ -62,7 +62,8 @@ class DevicePlan:
     """An admission that is left to the device: `ops.triton.plan.allocate` with these two numbers.
 
     A draft is verified if it is among the `budget` likeliest of the step to survive and its
-    survival is at least `threshold`. Where the drafter has no confidences every draft is.
+    survival is at least `threshold`. Where the drafter has no confidences all are taken for sure,
+    and the budget goes to the first of every block.
     """
 
     budget: int  # drafts of all requests together; never more than were drawn
