@@ -161,11 +161,9 @@ def use_planner(
     engine: Engine, planner: Planner, name: str, ahead: DevicePlanner | None = None
 ) -> None:
     """Plan by a policy. `ahead`: that of steps on the device; None: the same."""
-    engine.use_planner(planner, name)
-    if isinstance(engine.runner, DeviceRunner):
-        own = planner if ahead is None else ahead
-        assert isinstance(own, DevicePlanner)
-        engine.runner.planner = own
+    own = planner if ahead is None else ahead
+    assert engine.runner is None or isinstance(own, DevicePlanner)
+    engine.use_planner(planner, name, own if engine.runner is not None else None)
 
 
 class Bench:

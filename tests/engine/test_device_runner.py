@@ -98,6 +98,16 @@ def test_an_answer_goes_to_the_end_of_the_context() -> None:
     assert len(got["r"].token_ids) == 16
 
 
+def test_a_planner_that_would_not_reach_the_device_is_refused() -> None:
+    engine = golden_engine("vanilla", on_device=True)
+    with pytest.raises(ValueError, match="ahead"):
+        engine.use_planner(VerifyAll(), "verify_all")
+    ahead = Threshold(0.5)
+    engine.use_planner(Threshold(0.5), "threshold", ahead)
+    assert engine.runner is not None
+    assert engine.runner.planner is ahead
+
+
 def spoil(engine: Engine, call: int) -> None:
     """From a call of the target on, the first row of its logits is NaN."""
     target, calls = engine.parts.target, iter(range(1000))

@@ -58,12 +58,7 @@ class AsyncEngine(RunningEngine):
             errand.decide(refusal)
 
         self._send(Arrival(requests, compiled, decide))
-        try:
-            await errand.decided()
-        except asyncio.CancelledError:
-            for stream in streams:
-                await stream.aclose()
-            raise
+        await errand.admitted(streams)
         return streams
 
     async def compile(self, grammar: Grammar) -> None:

@@ -117,13 +117,13 @@ def build_engine(
         )
         engine.use_runner(runner, overlap=config.overlap)
     costs = planner_costs(planner, config.speculation, engine, find_costs)
-    engine.use_planner(make_planner(planner, config.speculation, costs), planner)
-    engine.info |= planning(planner, config.speculation)
+    ahead: DevicePlanner | None = None
     if runs_ahead:
-        # Requests that need the plain step are planned by the other one: a planner counts steps.
-        ahead = make_planner(planner, config.speculation, costs, runner.padding)
-        assert isinstance(ahead, DevicePlanner)
-        runner.planner = ahead
+        of_sizes = make_planner(planner, config.speculation, costs, runner.padding)
+        assert isinstance(of_sizes, DevicePlanner)
+        ahead = of_sizes
+    engine.use_planner(make_planner(planner, config.speculation, costs), planner, ahead)
+    engine.info |= planning(planner, config.speculation)
     return engine
 
 

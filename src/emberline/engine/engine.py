@@ -38,7 +38,7 @@ from emberline.types import (
     RequestOutput,
     SpeculationStats,
 )
-from emberline.verify.planner import Planner
+from emberline.verify.planner import DevicePlanner, Planner
 
 CHECK_SECONDS = 10.0
 """Least time between two full checks of the pages, which take milliseconds."""
@@ -110,8 +110,22 @@ class Engine:
         """Requests that run or wait."""
         return len(self._states)
 
-    def use_planner(self, planner: Planner, name: str) -> None:
-        """Plan by another policy from the next step on. `name` is what `info` says."""
+    def use_planner(self, planner: Planner, name: str, ahead: DevicePlanner | None = None) -> None:
+        """Plan by another policy from the next step on, while nothing is in flight.
+
+        Args:
+            planner: of plain steps.
+            name: what `info` says.
+            ahead: of steps that run behind the host: an object of its own, for a planner counts
+                steps.
+
+        Raises:
+            ValueError: there are such steps, and nothing to plan them by.
+        """
+        if self._runner is not None:
+            if ahead is None:
+                raise ValueError("steps run behind the host here: give `ahead`, their planner")
+            self._runner.planner = ahead
         self.parts = replace(self.parts, planner=planner)
         self.info["planner"] = name
 

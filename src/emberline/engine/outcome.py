@@ -18,6 +18,7 @@ from emberline.engine.step import StepResult
 from emberline.engine.step_inputs import StepInputs
 from emberline.layout import Scored
 from emberline.types import NO_TOKEN_ERROR
+from emberline.verify.planner import DevicePlanner
 
 BROKEN_ERROR = "no token can be drawn: the model produced NaN or infinite logits"
 
@@ -50,6 +51,8 @@ class Flight(Protocol):
 
 class Runner(Protocol):
     """Runs steps without waiting for them. Steps run in the order in which they are launched."""
+
+    planner: DevicePlanner  # to be changed while nothing is in flight
 
     def takes(self, state: RequestState) -> bool:
         """Whether it can run a request's steps, once its prompt is scored if that is asked for."""

@@ -177,12 +177,7 @@ class ProcessEngine(RunningEngine):
             self._streams.update(zip(numbers, streams, strict=True))
             self._errands[ticket] = errand, numbers
             self._post(messages.Submit(ticket, first, list(requests)))
-        try:
-            await errand.decided()
-        except asyncio.CancelledError:
-            for stream in streams:
-                await stream.aclose()
-            raise
+        await errand.admitted(streams)
         return streams
 
     async def compile(self, grammar: Grammar) -> None:

@@ -148,6 +148,15 @@ class Errand:
         """Wait until the engine has done it, or raise its refusal."""
         await self._decided
 
+    async def admitted(self, streams: Sequence[OutputStream[Any]]) -> None:
+        """`decided`, of requests: who stops waiting takes them back."""
+        try:
+            await self.decided()
+        except asyncio.CancelledError:
+            for stream in streams:
+                await stream.aclose()
+            raise
+
     def decide(self, refusal: Exception | None) -> None:
         """Tell the caller, from any thread, whether it was done."""
         # The caller's loop may be closed already; then nobody is waiting.

@@ -106,8 +106,3 @@ class GraphCache(Generic[Shape, Result]):
         graph, result = self._captured[shape]
         graph.replay()
         return result
-
-    @property
-    def num_captured(self) -> int:
-        """Shapes captured so far."""
-        return len(self._captured)
