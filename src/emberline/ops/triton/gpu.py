@@ -1,10 +1,17 @@
-"""What a launch is cut for: facts of the GPU. Where there is none, those of an H200."""
+"""What a launch is cut for: facts of the GPU, and kernels that start before their turn.
+
+Where there is no GPU, the facts are those of an H200.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 
 import torch
+import triton
+import triton.language as tl
+
+EARLY_FROM = (9, 0)  # compute capability that has programmatic dependent launch
 
 
 @cache
@@ -21,3 +28,33 @@ def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return 228 * 1024
     return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+
+
+@cache
+def early_start(device: torch.device) -> dict[str, bool]:
+    """Launch options of a kernel that calls `start_next` and `await_inputs`.
+
+    Such a kernel's programs start as soon as all of the kernel before are running and leave room:
+    its launch, and what it reads of weights, cost no time of their own.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < EARLY_FROM:
+        return {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True}
+
+
+@triton.jit
+def start_next(EARLY: tl.constexpr):
+    """Let the next kernel's programs start. It waits for this kernel's end where it has to."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def await_inputs(EARLY: tl.constexpr):
+    """Wait for the end of all kernels before this one.
+
+    Every program has to call this before it ends, and before it reads what a kernel wrote or writes
+    what one may still read: the kernel after it relies on it too. Weights may be read before.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
