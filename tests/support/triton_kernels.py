@@ -14,6 +14,24 @@ if DEVICE == "cpu" and not triton.knobs.runtime.interpret:
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
 
+def _drop_nans() -> None:
+    """Of a NaN and a number, a GPU's minimum and maximum are the number: the interpreter's too."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    def minimum(self: Any, a: Any, b: Any) -> Any:
+        return self.binary_op(a, b, np.fmin)
+
+    def maximum(self: Any, a: Any, b: Any) -> Any:
+        return self.binary_op(a, b, np.fmax)
+
+    InterpreterBuilder.create_minnumf = minimum
+    InterpreterBuilder.create_maxnumf = maximum
+
+
+if DEVICE == "cpu":
+    _drop_nans()
+
+
 @pytest.fixture
 def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of the interpreter that are as good as a tensor core's.

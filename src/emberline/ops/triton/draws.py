@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from emberline.batch import DrawKeys
+from emberline.ops.triton.gpu import await_inputs, early_start, start_next
 from emberline.ops.triton.noise import (
     NO_CANDIDATE,
     TARGET,
@@ -51,26 +52,32 @@ class ChunkStates:
         return cls(best, peaks, masses)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _read_windows(
-    logits, starts, lens, positions, seeds, temperatures, purposes, best, peaks, masses,
-    stride, size, num_chunks,
-    WINDOWED: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    logits, starts, lens, positions, seeds, temperatures, shared, best, peaks, masses,
+    stride, size, num_chunks, width,
+    WINDOWED: tl.constexpr, COUPLED: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (b * WIDTH + entry, i) takes chunks i, i + I, .. of that entry's row."""
+    """Program (b * width + entry, i) takes chunks i, i + I, .. of that entry's row."""
+    start_next(EARLY)
+    await_inputs(EARLY)
     item = tl.program_id(0)
-    req = item // WIDTH
-    entry = item % WIDTH
+    req = item // width
+    entry = item % width
     row = item.to(tl.int64)
+    temperature = tl.load(temperatures + req)
+    position = tl.load(positions + req) + entry
+    seed = tl.load(seeds + req)
+    if COUPLED:
+        noisy = (temperature > 0) & (tl.load(shared + req) != 0)
+    else:
+        noisy = (temperature > 0) & (tl.load(shared + req) == TARGET)
     if WINDOWED:
+        row = tl.load(starts + req) + entry
         if entry >= tl.load(lens + req):
             return
-        row = tl.load(starts + req) + entry
     logits += row * stride
-    temperature = tl.load(temperatures + req)
-    purpose = tl.load(purposes + req)
-    noisy = (temperature > 0) & (purpose == TARGET)
-    word = hash_key(tl.load(seeds + req), tl.load(positions + req) + entry, purpose)
+    word = hash_key(seed, position, position * 0 + TARGET)
     lanes = tl.arange(0, CHUNK)
     out = item.to(tl.int64) * num_chunks
     for chunk in range(tl.program_id(1), num_chunks, tl.num_programs(1)):
@@ -91,8 +98,10 @@ def read_windows(
     num_reqs: int,
     width: int,
     windows: tuple[Tensor, Tensor] | None,
+    positions: Tensor,
+    seeds: Tensor,
     temperatures: Tensor,
-    keys: DrawKeys,
+    shared: Tensor,
 ) -> ChunkStates:
     """Read the rows of B windows of at most W entries.
 
@@ -101,9 +110,10 @@ def read_windows(
         num_reqs: B.
         width: W.
         windows: [B] int64 first row and [B] int64 length of each; None: W rows each, in order.
+        positions: [B] int64, of entry 0; the position of entry i is i more.
+        seeds: [B] int64.
         temperatures: [B] float32, 0 = the most likely id.
-        keys: [B], of entry 0; the position of entry i is i more. Noise enters where the purpose is
-            `TARGET`.
+        shared: [B], whether noise enters: a bool, or an int64 purpose that has to be `TARGET`.
 
     Returns:
         States of B * W rows; those past a window's end are never written.
@@ -115,9 +125,10 @@ def read_windows(
     starts, lens = windows if windows is not None else (None, None)
     if num_rows:
         _read_windows[(num_rows, programs_a_row(num_rows, num_chunks))](
-            logits, starts, lens, keys.positions, keys.seeds, temperatures, keys.purposes,
-            states.best, states.peaks, states.masses, logits.stride(0), size, num_chunks,
-            WINDOWED=windows is not None, WIDTH=width, CHUNK=CHUNK,
+            logits, starts, lens, positions, seeds, temperatures, shared,
+            states.best, states.peaks, states.masses, logits.stride(0), size, num_chunks, width,
+            WINDOWED=windows is not None, COUPLED=shared.dtype == torch.bool, CHUNK=CHUNK,
+            **early_start(logits.device),
         )  # fmt: skip
     return states
 
@@ -153,7 +164,8 @@ def settle_row(
 
     Args:
         logits: pointer to the row.
-        best, peaks, masses: pointers to the states of its chunks.
+        best: the largest of its `candidate`s.
+        peaks, masses: pointers to the states of its chunks.
         temperature: by which the row at `logits` is yet to be divided; 0: the most likely id.
     """
     chunk = tl.arange(0, CHUNKS)
@@ -162,7 +174,7 @@ def settle_row(
     chunk_mass = tl.load(masses + chunk, mask=there, other=0.0)
     peak = tl.max(chunk_peak, 0)
     mass = tl.sum(chunk_mass * tl.exp(chunk_peak - finite(peak)), 0)
-    chosen = column_of(tl.max(tl.load(best + chunk, mask=there, other=NO_CANDIDATE), 0))
+    chosen = column_of(best)
     if (temperature > 0) & (purpose != TARGET):
         point = uniform(hash_key(seed, position, purpose))
         found = choose_by_mass(
@@ -173,20 +185,24 @@ def settle_row(
     return chosen, peak, mass
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _settle(
     logits, best, peaks, masses, positions, seeds, temperatures, purposes, ids, normalisers,
-    stride, size, num_chunks,
-    WIDTH: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    stride, size, num_chunks, width,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One row a program: entry `row % WIDTH` of a request."""
+    """One row a program: entry `row % width` of a request."""
+    start_next(EARLY)
+    await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    req = row // WIDTH
+    req = row // width
     states = row * num_chunks
+    chunk = tl.arange(0, CHUNKS)
+    keys = tl.load(best + states + chunk, mask=chunk < num_chunks, other=NO_CANDIDATE)
     chosen, peak, mass = settle_row(
-        logits + row * stride, best + states, peaks + states, masses + states,
+        logits + row * stride, tl.max(keys, 0), peaks + states, masses + states,
         tl.load(temperatures + req), tl.load(seeds + req),
-        tl.load(positions + req) + row % WIDTH, tl.load(purposes + req), size, num_chunks,
+        tl.load(positions + req) + row % width, tl.load(purposes + req), size, num_chunks,
         CHUNKS, CHUNK,
     )  # fmt: skip
     tl.store(ids + row, chosen)
@@ -214,15 +230,15 @@ def draw(
         ValueError: the logits are float64, or their columns do not follow each other.
     """
     num_rows, size = logits.shape
-    states = read_windows(logits, num_rows // width, width, None, temperatures, keys)
+    draws = (keys.positions, keys.seeds, temperatures, keys.purposes)
+    states = read_windows(logits, num_rows // width, width, None, *draws)
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     normalisers = torch.empty(num_rows, 2, device=logits.device)
     num_chunks = states.best.shape[1]
     if num_rows:
         _settle[(num_rows,)](
-            logits, states.best, states.peaks, states.masses,
-            keys.positions, keys.seeds, temperatures, keys.purposes, ids, normalisers,
-            logits.stride(0), size, num_chunks,
-            WIDTH=width, CHUNKS=triton.next_power_of_2(num_chunks), CHUNK=CHUNK,
+            logits, states.best, states.peaks, states.masses, *draws, ids, normalisers,
+            logits.stride(0), size, num_chunks, width,
+            CHUNKS=triton.next_power_of_2(num_chunks), CHUNK=CHUNK, **early_start(logits.device),
         )  # fmt: skip
     return ids, normalisers

@@ -20,15 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from emberline.batch import DrawKeys, Verdict
+from emberline.batch import Verdict
 from emberline.layout import Scored
 from emberline.ops.triton.draws import CHUNK, read_windows
+from emberline.ops.triton.gpu import await_inputs, early_start, start_next
 from emberline.ops.triton.noise import (
     ACCEPT,
     BONUS,
     NO_CANDIDATE,
     RECOVER,
-    TARGET,
     column_of,
     finite,
     hash_key,
@@ -39,17 +39,22 @@ from emberline.ops.triton.noise import (
 )
 from emberline.ops.triton.scores import check_rows, programs_a_row
 
+ENTRIES = 8  # of a window, at least: one variant of a kernel serves most blocks
+REQS = 256  # requests that a program looks at together
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["width"])
 def _judge(
     logits, draft_ids, draft_logits, normalisers, starts, lens,
-    positions, seeds, temperatures, purposes, best, peaks, masses,
+    positions, seeds, temperatures, coupled, best, peaks, masses,
     num_accepted, final_ids, final_peaks, final_masses,
-    stride, draft_stride, num_chunks,
-    COINS: tl.constexpr, POINTS: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    stride, draft_stride, num_chunks, width,
+    COINS: tl.constexpr, POINTS: tl.constexpr, ENTRIES: tl.constexpr, CHUNKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One request a program; its window is a tile of entries by chunks."""
+    start_next(EARLY)
+    await_inputs(EARLY)
     req = tl.program_id(0).to(tl.int64)
     length = tl.load(lens + req)
     temperature = tl.load(temperatures + req)
@@ -57,14 +62,14 @@ def _judge(
     alive = entry < length
     has_draft = entry + 1 < length
     chunk = tl.arange(0, CHUNKS)
-    at = (req * WIDTH + entry[:, None]) * num_chunks + chunk
+    at = (req * width + entry[:, None]) * num_chunks + chunk
     there = alive[:, None] & (chunk < num_chunks)
-    draft = tl.load(draft_ids + req * (WIDTH - 1) + entry, mask=has_draft, other=0)
+    draft = tl.load(draft_ids + req * (width - 1) + entry, mask=has_draft, other=0)
     favourite = tl.max(tl.load(best + at, mask=there, other=NO_CANDIDATE), 1)
     choice = column_of(favourite)
     stands = has_draft & (choice == draft)
     if COINS:
-        coins = (temperature > 0) & (tl.load(purposes + req) != TARGET)
+        coins = (temperature > 0) & (tl.load(coupled + req) == 0)
         chunk_peak = tl.load(peaks + at, mask=there, other=float("-inf"))
         chunk_mass = tl.load(masses + at, mask=there, other=0.0)
         peak = tl.max(chunk_peak, 1)
@@ -74,7 +79,7 @@ def _judge(
         p = tl.exp(tempered(x, temperature) - finite(peak)) / tl.where(mass == 0, 1.0, mass)
         ratio = p
         if not POINTS:
-            k = req * (WIDTH - 1) + entry
+            k = req * (width - 1) + entry
             y = tl.load(draft_logits + k * draft_stride + draft, mask=has_draft, other=0.0)
             q_peak = tl.load(normalisers + k * 2, mask=has_draft, other=0.0)
             q_mass = tl.load(normalisers + k * 2 + 1, mask=has_draft, other=1.0)
@@ -84,7 +89,8 @@ def _judge(
         word = hash_key(
             tl.load(seeds + req), tl.load(positions + req) + entry, entry.to(tl.int64) * 0 + ACCEPT
         )
-        heads = uniform(word) < tl.minimum(ratio, 1.0).to(tl.float64)
+        # No minimum: a GPU's would make a ratio that is NaN 1, where it must not accept.
+        heads = uniform(word) < tl.where(ratio >= 1.0, 1.0, ratio).to(tl.float64)
         stands = tl.where(coins, has_draft & heads, stands)
     accepted = tl.min(tl.where(stands, ENTRIES, entry), 0)
     tl.store(num_accepted + req, accepted.to(tl.int64))
@@ -111,24 +117,27 @@ def _weights(
             weight = tl.where(column == draft, 0.0, weight)
         else:
             y = tl.load(draft_logits + column, mask=inside, other=float("-inf")).to(tl.float32)
-            weight = tl.maximum(weight - tl.exp(y - q_peak) / q_mass, 0.0)
+            over = weight - tl.exp(y - q_peak) / q_mass
+            weight = tl.where(over > 0, over, 0.0)
     return weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _left_over(
-    logits, draft_ids, draft_logits, normalisers, starts, lens, temperatures, purposes,
+    logits, draft_ids, draft_logits, normalisers, starts, lens, temperatures, coupled,
     num_accepted, final_peaks, final_masses, left,
-    stride, draft_stride, size, num_chunks,
-    POINTS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    stride, draft_stride, size, num_chunks, width,
+    POINTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i) takes chunks i, i + I, .. of the row at which request b was rejected."""
+    start_next(EARLY)
+    await_inputs(EARLY)
     req = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperatures + req)
     accepted = tl.load(num_accepted + req)
-    coins = (temperature > 0) & (tl.load(purposes + req) != TARGET)
+    coins = (temperature > 0) & (tl.load(coupled + req) == 0)
     if coins & (accepted + 1 < tl.load(lens + req)):
-        k = req * (WIDTH - 1) + accepted
+        k = req * (width - 1) + accepted
         logits += (tl.load(starts + req) + accepted) * stride
         draft = tl.load(draft_ids + k)
         q_peak = tl.full((), 0.0, tl.float32)
@@ -152,13 +161,13 @@ def _left_over(
 def _last_draw(
     logits, draft_ids, draft_logits, normalisers, starts, lens, positions, seeds, temperature,
     peaks, masses, accepted, final_peaks, final_masses, left, req,
-    stride, draft_stride, size, num_chunks,
-    POINTS: tl.constexpr, WIDTH: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    stride, draft_stride, size, num_chunks, width,
+    POINTS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The recovered or bonus token of a coin request."""
     chunk = tl.arange(0, CHUNKS)
     there = chunk < num_chunks
-    at = (req * WIDTH + accepted) * num_chunks + chunk
+    at = (req * width + accepted) * num_chunks + chunk
     peak = finite(tl.load(final_peaks + req))
     mass = tl.load(final_masses + req)
     chunk_peak = tl.load(peaks + at, mask=there, other=float("-inf"))
@@ -170,7 +179,7 @@ def _last_draw(
     q_peak = tl.full((), 0.0, tl.float32)
     q_mass = tl.full((), 1.0, tl.float32)
     if rejected:
-        k = req * (WIDTH - 1) + accepted
+        k = req * (width - 1) + accepted
         left_over = tl.load(left + req * num_chunks + chunk, mask=there, other=0.0)
         recovers = tl.max(left_over, 0) > 0
         chunk_mass = tl.where(recovers, left_over, chunk_mass)
@@ -191,32 +200,35 @@ def _last_draw(
     return (found * CHUNK + place).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["num_reqs"])
+@triton.jit(do_not_specialize=["num_reqs", "width"])
 def _emit(
     logits, draft_ids, draft_logits, normalisers, starts, lens,
-    positions, seeds, temperatures, purposes, peaks, masses,
+    positions, seeds, temperatures, coupled, peaks, masses,
     num_accepted, final_ids, final_peaks, final_masses, left,
     token_ids, scored_index, req_of_emitted, emitted_start_loc,
-    num_reqs, stride, draft_stride, size, num_chunks,
-    COINS: tl.constexpr, POINTS: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr,
-    REQS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    num_reqs, stride, draft_stride, size, num_chunks, width,
+    COINS: tl.constexpr, POINTS: tl.constexpr, ENTRIES: tl.constexpr, REQS: tl.constexpr,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program b writes what request b emits, program B what none does."""
+    start_next(EARLY)
+    await_inputs(EARLY)
     req = tl.program_id(0).to(tl.int64)
-    other = tl.arange(0, REQS)
-    mask = other < num_reqs
-    emits = tl.load(lens + other, mask=mask, other=0) > 0
-    counts = tl.where(emits, tl.load(num_accepted + other, mask=mask, other=0) + 1, 0)
-    start = tl.sum(tl.where(other < req, counts, 0), 0)
+    lane = tl.arange(0, REQS)
+    start = tl.full((), 0, tl.int64)
+    for lo in range(0, req, REQS):
+        other = lo + lane
+        emits = tl.load(lens + other, mask=other < req, other=0) > 0
+        stood = tl.load(num_accepted + other, mask=other < req, other=0)
+        start += tl.sum(tl.where(emits, stood + 1, 0), 0)
     tl.store(emitted_start_loc + req, start)
-    entry = tl.arange(0, ENTRIES)
     if req == num_reqs:
-        for lo in range(0, num_reqs * WIDTH, ENTRIES):
-            past = (lo + entry >= start) & (lo + entry < num_reqs * WIDTH)
-            nobody = tl.full((ENTRIES,), -1, tl.int64)
-            tl.store(token_ids + lo + entry, nobody, mask=past)
-            tl.store(scored_index + lo + entry, nobody, mask=past)
-            tl.store(req_of_emitted + lo + entry, nobody, mask=past)
+        for lo in range(start, num_reqs * width, REQS):
+            past = lo + lane < num_reqs * width
+            nobody = tl.full((REQS,), -1, tl.int64)
+            tl.store(token_ids + lo + lane, nobody, mask=past)
+            tl.store(scored_index + lo + lane, nobody, mask=past)
+            tl.store(req_of_emitted + lo + lane, nobody, mask=past)
         return
     length = tl.load(lens + req)
     if length == 0:
@@ -225,14 +237,15 @@ def _emit(
     final = tl.load(final_ids + req)
     if COINS:
         temperature = tl.load(temperatures + req)
-        if (temperature > 0) & (tl.load(purposes + req) != TARGET) & (final >= 0):
+        if (temperature > 0) & (tl.load(coupled + req) == 0) & (final >= 0):
             final = _last_draw(
                 logits, draft_ids, draft_logits, normalisers, starts, lens, positions, seeds,
                 temperature, peaks, masses, accepted, final_peaks, final_masses, left, req,
-                stride, draft_stride, size, num_chunks, POINTS, WIDTH, CHUNKS, CHUNK,
+                stride, draft_stride, size, num_chunks, width, POINTS, CHUNKS, CHUNK,
             )  # fmt: skip
+    entry = tl.arange(0, ENTRIES)
     emitted = entry <= accepted
-    stood = tl.load(draft_ids + req * (WIDTH - 1) + entry, mask=entry < accepted, other=0)
+    stood = tl.load(draft_ids + req * (width - 1) + entry, mask=entry < accepted, other=0)
     tl.store(token_ids + start + entry, tl.where(entry < accepted, stood, final), mask=emitted)
     tl.store(scored_index + start + entry, tl.load(starts + req) + entry, mask=emitted)
     tl.store(req_of_emitted + start + entry, entry.to(tl.int64) * 0 + req, mask=emitted)
@@ -286,9 +299,8 @@ def accept(
                 "`draw` and `markov_walk` give them"
             )
     width = num_drafts + 1
-    purposes = torch.where(coupled, TARGET.value, BONUS.value)
-    keys = DrawKeys(seeds, first_positions, purposes)
-    states = read_windows(logits, num_reqs, width, (window_start, window_lens), temperatures, keys)
+    draws = (first_positions, seeds, temperatures, coupled)
+    states = read_windows(logits, num_reqs, width, (window_start, window_lens), *draws)
     num_chunks = states.best.shape[1]
 
     def ints(count: int) -> Tensor:
@@ -300,27 +312,27 @@ def accept(
     emitted = [ints(num_reqs * width) for _ in range(3)]
     emitted_start_loc = ints(num_reqs + 1)
     drafts = (logits, draft_ids, draft_logits, draft_normalisers, window_start, window_lens)
-    draws = (first_positions, seeds, temperatures, purposes)
     decided = (num_accepted, final_ids, final_peaks, final_masses)
     strides = (logits.stride(0), size)
-    entries, chunks = triton.next_power_of_2(width), triton.next_power_of_2(num_chunks)
+    entries = max(ENTRIES, triton.next_power_of_2(width))
+    chunks, early = triton.next_power_of_2(num_chunks), early_start(device)
     if num_reqs:
         _judge[(num_reqs,)](
             *drafts, *draws, states.best, states.peaks, states.masses, *decided,
-            *strides, num_chunks,
-            COINS=coins, POINTS=points, WIDTH=width, ENTRIES=entries, CHUNKS=chunks,
+            *strides, num_chunks, width,
+            COINS=coins, POINTS=points, ENTRIES=entries, CHUNKS=chunks, **early,
         )  # fmt: skip
     if coins and num_reqs:
         _left_over[(num_reqs, programs_a_row(num_reqs, num_chunks))](
-            *drafts, temperatures, purposes, num_accepted, final_peaks, final_masses, left,
-            *strides, size, num_chunks,
-            POINTS=points, WIDTH=width, CHUNK=CHUNK,
+            *drafts, temperatures, coupled, num_accepted, final_peaks, final_masses, left,
+            *strides, size, num_chunks, width,
+            POINTS=points, CHUNK=CHUNK, **early,
         )  # fmt: skip
     _emit[(num_reqs + 1,)](
         *drafts, *draws, states.peaks, states.masses, *decided, left, *emitted, emitted_start_loc,
-        num_reqs, *strides, size, num_chunks,
-        COINS=coins, POINTS=points, WIDTH=width, ENTRIES=entries,
-        REQS=triton.next_power_of_2(max(num_reqs, 1)), CHUNKS=chunks, CHUNK=CHUNK,
+        num_reqs, *strides, size, num_chunks, width,
+        COINS=coins, POINTS=points, ENTRIES=entries, REQS=REQS, CHUNKS=chunks, CHUNK=CHUNK,
+        **early,
     )  # fmt: skip
     token_ids, scored_index, req_of_emitted = emitted
     return Verdict(num_accepted, token_ids, scored_index, emitted_start_loc), req_of_emitted
