@@ -100,6 +100,26 @@ def test_kernels_are_the_plain_form(
     torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("processors", [1, 132])  # a full GPU has larger tiles
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"soft_cap": 0.5}])
+def test_prompts_in_large_tiles(processors, dim, options, monkeypatch) -> None:
+    """Of rows that see whole tiles of keys, parts of some, and none of others."""
+    monkeypatch.setattr(fast, "processors", lambda device: processors)
+    world = make_world([150, 0, 3], [400, 20, 3], 26, 1, 2, dim, BRAIN)
+    got, want = (world.attend(op.paged_attention, **options) for op in (fast, plain))
+    torch.testing.assert_close(got, want, rtol=TOLERANCE[BRAIN], atol=TOLERANCE[BRAIN])
+
+
+@pytest.mark.parametrize("fixed_order", [False, True])
+def test_the_last_program_leaves_its_counter_as_it_was(fixed_order) -> None:
+    world = make_world([8, 1, 2], [1100, 20, 600], 70, 2, 2, 64, BRAIN, fixed_order)
+    first = world.attend(fast.paged_attention)
+    assert "arrivals" in vars(world.context)  # programs did meet
+    assert not world.context.arrivals.any()
+    assert torch.equal(world.attend(fast.paged_attention), first)
+
+
 OPTIONS = [{"sliding_window": 9}, {"sliding_window": 100}, {"soft_cap": 0.5}, {"sinks": True}]
 TOGETHER = {"sliding_window": 100, "soft_cap": 0.5, "sinks": True}
 
@@ -108,7 +128,7 @@ TOGETHER = {"sliding_window": 100, "soft_cap": 0.5, "sinks": True}
 @pytest.mark.parametrize("options", [*OPTIONS, TOGETHER])
 def test_options_are_those_of_the_plain_form(options, fixed_order) -> None:
     # Under a narrow table one program takes all keys; else several do.
-    pages, lens = (8, [120, 20, 5]) if len(options) > 1 else (20, [300, 20, 5])
+    pages, lens = (8, [120, 20, 5]) if len(options) > 1 else (40, [600, 20, 5])
     world = make_world([2, 0, 3], lens, pages, 1, 2, 64, WIDE, fixed_order)
     if "sinks" in options:
         options = {**options, "sinks": torch.randn(2, device=DEVICE)}
@@ -117,7 +137,7 @@ def test_options_are_those_of_the_plain_form(options, fixed_order) -> None:
 
 
 @pytest.mark.parametrize("fixed_order", [False, True])
-@pytest.mark.parametrize("pages", [8, 20])
+@pytest.mark.parametrize("pages", [8, 40])
 def test_what_lies_behind_every_window_may_be_anything(pages, fixed_order) -> None:
     """Its pages are given up: the table says scratch there, where padding leaves its NaN."""
     world = make_world([2, 0, 3], [120, 20, 110], pages, 1, 2, 64, WIDE, fixed_order)

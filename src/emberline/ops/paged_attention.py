@@ -9,12 +9,15 @@ know models or requests.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+COUNTERS = 1024
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class PagedContext:
     """What each of B requests has in the pages. Made once a step; the tensors stay in place."""
 
@@ -23,6 +26,14 @@ class PagedContext:
     page_size: int
     fixed_order: bool = False
     """A row's sums then depend on its own keys alone, bit for bit (batch-invariant mode)."""
+
+    @cached_property
+    def arrivals(self) -> Tensor:
+        """[COUNTERS] int32 zeros, by which the programs of a kernel tell who comes last.
+
+        The last one leaves a zero, so one launch a step makes them for every layer.
+        """
+        return torch.zeros(COUNTERS, dtype=torch.int32, device=self.lens.device)
 
     def slots(self) -> Tensor:
         """[B, M * page_size] slots of positions 0, 1, ..."""

@@ -1,35 +1,35 @@
 """Attention over paged KV, its lengths read on the device: fixed grids for captured steps.
 
 The query heads that share a key head and the queries of a request are the rows of one product, so
-that a key is read once for all of them. Where few rows run, the keys are spread over programs
-(flash decoding: Dao et al. 2023) and a second kernel merges what they found.
+that a key is read once for all of them. Where few programs would run, the keys of each are spread
+over several (flash decoding: Dao et al. 2023), and the last of them to finish merges what they
+found, first to last. How many take part depends on a request's length: a short one needs no merge.
 
 Fixed order: keys are cut at multiples of `CHUNK` positions, each chunk is summed by itself, and
-the chunks are merged first to last, by one program or by the second kernel: the same operations
+the chunks are merged first to last, by one program or by the last of several: the same operations
 either way. Rows run in tiles of one size. Blocks that a row does not see change none of its bits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from math import isqrt
 
 import torch
 import triton
 from torch import Tensor
 
-from emberline.ops.paged_attention import PagedContext
-from emberline.ops.triton.gpu import processors
-from emberline.ops.triton.paged_kernels import attend_span, merge_spans
+from emberline.ops.paged_attention import COUNTERS, PagedContext
+from emberline.ops.triton.gpu import early_start, processors
+from emberline.ops.triton.paged_kernels import attend_span
 
-CHUNK = 256  # positions summed by themselves in fixed order
-FIXED_ROWS = 32  # of a tile in fixed order
-MOST_ROWS = 64  # of a tile
+CHUNK = 512  # positions summed by themselves in fixed order
+FEW_ROWS = 32  # of a tile where a request has no more, and in fixed order
 WIDE_ROWS = 16  # of a tile in float32, whose products are not for tensor cores
-LEAST_SPAN = 128  # keys that a program should have before another one takes part
-MOST_SPANS = 32
-MOST_PARTIAL_BYTES = 2**26  # of what spread programs leave for the second kernel
-PROGRAMS_PER_PROCESSOR = 2  # that keep one busy
+LEAST_SPAN = 256  # keys that a program should have before another one takes part
+MOST_PARTIAL_BYTES = 2**26  # of what spread programs leave for the last of them
+FEW_PROGRAMS = 2  # with few rows that keep a multiprocessor busy
+STAGES = 5  # two tiles of keys are under way, and the page ids of two more: fewer overlap nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +38,62 @@ class _Grid:
 
     rows: int  # of a tile: queries times the heads that share a key head
     tiles: int  # of a request
-    spans: int  # programs that share the keys of a tile
+    spans: int  # most programs that share the keys of a tile
     chunk: int  # positions summed by themselves; 0: a span is one sum
+    keys: int  # of a tile
+    warps: int
 
     @classmethod
     def of(
-        cls, context: PagedContext, q: Tensor, values: Tensor, max_query_len: int, block_len: int
+        cls, context: PagedContext, q: Tensor, values: Tensor, max_query_len: int, lanes: int
     ) -> _Grid:
-        """The grid for `max_query_len` queries a request."""
+        """The grid for `max_query_len` queries a request, whose heads lie in `lanes` lanes."""
         reqs, num_pages = context.page_table.shape
         kv_heads, value_dim = values.shape[1:]
         packed = max_query_len * (q.shape[1] // kv_heads)
         most_keys = num_pages * context.page_size
+        busy = min(processors(q.device), COUNTERS)
         wide = q.dtype == torch.float32
+        many = not (wide or context.fixed_order) and packed > FEW_ROWS
+        rows = WIDE_ROWS if wide else FEW_ROWS
+        if many:
+            full = packed > 64 and reqs * kv_heads * triton.cdiv(packed, 128) >= busy
+            rows = 128 if full and lanes <= 128 else 64
+        tiles = triton.cdiv(packed, rows)
+        programs = reqs * tiles * kv_heads
         if context.fixed_order:
             spans = max(1, triton.cdiv(most_keys, CHUNK))
             partial = 4 * spans * q.shape[0] * q.shape[1] * value_dim
-            spread = partial <= MOST_PARTIAL_BYTES
-            rows = WIDE_ROWS if wide else FIXED_ROWS
-            return cls(rows, triton.cdiv(packed, rows), spans if spread else 1, CHUNK)
-        rows = min(MOST_ROWS, max(16, triton.next_power_of_2(packed)))
-        if wide:
-            rows = WIDE_ROWS
-        tiles = triton.cdiv(packed, rows)
-        wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * processors(q.device), reqs * tiles * kv_heads)
-        most = min(MOST_SPANS, triton.cdiv(most_keys + block_len, LEAST_SPAN))
-        return cls(rows, tiles, max(1, min(wanted, most)), 0)
+            if programs >= busy or partial > MOST_PARTIAL_BYTES:
+                spans = 1
+            keys = _few(lanes, wide, alone=lanes <= 64)[0]
+            return cls(rows, tiles, spans, CHUNK, keys, 4 if wide else 8)
+        # Some programs read a span each, then one reads a state of each: the sum is to be small.
+        most = min(most_keys // LEAST_SPAN, isqrt(most_keys // min(packed, rows)))
+        room = busy if packed > 64 else FEW_PROGRAMS * busy
+        spans = max(1, min(room // programs, most))
+        if many:
+            return cls(rows, tiles, spans, 0, *_many(lanes, rows))
+        return cls(rows, tiles, spans, 0, *_few(lanes, wide, alone=programs * spans <= busy))
+
+
+def _few(lanes: int, wide: bool, *, alone: bool) -> tuple[int, int]:
+    """Keys of a tile, and warps, for few rows.
+
+    A program that has a multiprocessor for itself asks for more at once.
+    """
+    if wide:
+        return (32 if lanes <= 64 else 16), 4
+    if lanes > 128:
+        return 32, 4
+    return (128, 8) if alone else (64, 4)
+
+
+def _many(lanes: int, rows: int) -> tuple[int, int]:
+    """The same for more: as many keys as the products' registers have room for."""
+    if lanes > 128:
+        return 32, 4
+    return (128 if lanes <= 64 and rows == 128 else 64), rows // 16
 
 
 def paged_attention(
@@ -79,7 +109,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`ops.paged_attention.paged_attention` in one or two launches."""
+    """`ops.paged_attention.paged_attention` in one launch."""
     return _attend(
         q, keys, values, None, None, context, query_start_loc, max_query_len,
         scale, sliding_window, soft_cap, sinks,
@@ -96,7 +126,7 @@ def block_attention(
     *,
     scale: float,
 ) -> Tensor:
-    """`ops.paged_attention.block_attention` in one or two launches."""
+    """`ops.paged_attention.block_attention` in one launch."""
     width = q.shape[0] // len(context.lens)
     return _attend(
         q, keys, values, block_keys, block_values, context, None, width, scale, None, None, None
@@ -124,49 +154,33 @@ def _attend(
     out = q.new_empty(num_rows, num_heads * value_dim)
     if not num_rows:
         return out
-    grid = _Grid.of(context, q, values, max_query_len, block_len)
-    mixed, states = out, None
+    lanes = max(_lanes(dim), _lanes(value_dim))
+    grid = _Grid.of(context, q, values, max_query_len, lanes)
+    mixed = states = arrivals = None
     if grid.spans > 1:
         mixed = q.new_empty(num_rows, num_heads, grid.spans, value_dim, dtype=torch.float32)
         states = q.new_empty(num_rows, num_heads, grid.spans, 2, dtype=torch.float32)
-    shape: dict[str, Any] = {
-        "VALUE_DIM": value_dim,
-        "VALUE_LANES": _lanes(value_dim),
-        "SPANS": grid.spans,
-        "SINKS": sinks is not None,
-    }
-    lanes = max(_lanes(dim), _lanes(value_dim))
-    reqs = len(context.lens)
-    attend_span[(reqs * grid.tiles, kv_heads, grid.spans)](
+        arrivals = context.arrivals
+    attend_span[(len(context.lens) * grid.tiles, kv_heads, grid.spans)](
         q, keys, values, block_keys, block_values, sinks,
-        query_start_loc, context.lens, context.page_table, mixed, states,
+        query_start_loc, context.lens, context.page_table, out, mixed, states, arrivals,
         q.stride(0), q.stride(1),
         *keys.stride()[:2], *values.stride()[:2],
         *(block_keys.stride()[:2] if block_keys is not None else (0, 0)),
         *(block_values.stride()[:2] if block_values is not None else (0, 0)),
-        context.page_table.stride(0), scale, soft_cap or 0.0,
-        **shape, GROUP=num_heads // kv_heads, DIM=dim, LANES=_lanes(dim),
-        PAGE=context.page_size, TILES=grid.tiles, ROWS=grid.rows,
-        KEYS=_keys(lanes, q.dtype),
-        CHUNK=grid.chunk, WINDOW=sliding_window or 0, CAPPED=soft_cap is not None,
+        context.page_table.stride(0), grid.tiles, grid.spans, scale, soft_cap or 0.0,
+        GROUP=num_heads // kv_heads, DIM=dim, LANES=_lanes(dim),
+        VALUE_DIM=value_dim, VALUE_LANES=_lanes(value_dim), SINKS=sinks is not None,
+        PAGE=context.page_size, ROWS=grid.rows, KEYS=grid.keys,
+        SPREAD=grid.spans > 1, LEAST=LEAST_SPAN, CHUNK=grid.chunk,
+        WHOLE=grid.rows >= 64 and not sliding_window and not block_len,
+        TOGETHER=4 if grid.rows * lanes <= 32 * 32 * grid.warps else 2,
+        WINDOW=sliding_window or 0, CAPPED=soft_cap is not None,
         BLOCK=block_len, COLUMNS=max(16, triton.next_power_of_2(block_len)) if block_len else 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=4, num_stages=2,
+        num_warps=grid.warps, num_stages=STAGES, **early_start(q.device),
     )  # fmt: skip
-    if states is not None:
-        merge_spans[(num_rows, num_heads)](
-            mixed, states, sinks, query_start_loc, out, reqs,
-            **shape, RAGGED=query_start_loc is not None, TOGETHER=min(8, grid.spans),
-            num_warps=1,
-        )  # fmt: skip
     return out
-
-
-def _keys(lanes: int, dtype: torch.dtype) -> int:
-    """Of a tile, so that its products stay in registers."""
-    if dtype == torch.float32:
-        return 32 if lanes <= 64 else 16
-    return 64 if lanes <= 128 else 32
 
 
 def _lanes(width: int) -> int:

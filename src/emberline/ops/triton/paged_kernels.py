@@ -1,4 +1,4 @@
-"""The two kernels of `paged_attention`: attention over a span of keys, and the merge of spans.
+"""The kernel of `paged_attention`: attention over a span of keys, and the merge of spans.
 
 A state is what an online softmax carries (Milakov and Gimelshein 2018): for each row the highest
 score so far in units of log2, the mass of exponentials below it, and the values mixed by them. A
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from emberline.ops.triton.gpu import await_inputs, start_next
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is the GPU's own exponential
 
@@ -40,16 +42,21 @@ def _finish(peak, mass, mixed, sink, SINKS: tl.constexpr):
 @triton.jit
 def _see(
     q, k, v, seen, peak, mass, mixed, scale, soft_cap,
-    CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A state after one more tile of keys, of which each row sees its own."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    """A state after one more tile of keys, of which each row sees its own: all if not MASKED."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CAPPED:
         # tanh(x) is 2 sigmoid(2 x) - 1.
-        scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
-    scores = tl.where(seen, scores * LOG2_E, float("-inf"))
+        scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores * scale / soft_cap) - 1.0) * LOG2_E
+    else:
+        scores = scores * (scale * LOG2_E)
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1))
-    ground = tl.where(higher == float("-inf"), 0.0, higher)
+    ground = higher
+    if MASKED:
+        ground = tl.where(higher == float("-inf"), 0.0, higher)
     chances = tl.exp2(scores - ground[:, None])
     shrink = tl.exp2(peak - ground)
     mass = mass * shrink + tl.sum(chances, 1)
@@ -62,19 +69,22 @@ def _walk(
     q, keys, values, pages, begin, end, position, peak, mass, mixed,
     key_stride, value_stride, scale, soft_cap,
     DIM: tl.constexpr, LANES: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A state after the keys of positions [begin, end) of one request.
 
-    What lies past `end` is not read: it may be another request's, or nothing. Neither is what lies
-    behind every row's window: its page may be given up, and a weight of zero does not undo a NaN.
+    Not MASKED: every row sees all of them, and they are whole tiles. Else what lies past `end` is
+    not read: it may be another request's, or nothing. Neither is what lies behind every row's
+    window: its page may be given up, and a weight of zero does not undo a NaN.
     """
     lane = tl.arange(0, LANES)
     value_lane = tl.arange(0, VALUE_LANES)
     for start in range(begin, end, KEYS):
         column = start + tl.arange(0, KEYS)
-        inside = column < end
+        inside = tl.full((KEYS,), True, tl.int1)
+        if MASKED:
+            inside = column < end
         if WINDOW > 0:
             inside = inside & (column > tl.min(position, 0) - WINDOW)
         page = tl.load(pages + column // PAGE, mask=inside, other=0).to(tl.int64)
@@ -91,7 +101,7 @@ def _walk(
         if WINDOW > 0:
             seen = seen & (column[None, :] > position[:, None] - WINDOW)
         peak, mass, mixed = _see(
-            q, k, v, seen, peak, mass, mixed, scale, soft_cap, CAPPED, PRECISION
+            q, k, v, seen, peak, mass, mixed, scale, soft_cap, MASKED, CAPPED, PRECISION
         )
     return peak, mass, mixed
 
@@ -118,7 +128,7 @@ def _see_block(
         block_values + row * value_stride + kv_head * value_head_stride + value_lane,
         mask=here & (value_lane < VALUE_DIM), other=0.0,
     )  # fmt: skip
-    return _see(q, k, v, inside[None, :], peak, mass, mixed, scale, 0.0, False, PRECISION)
+    return _see(q, k, v, inside[None, :], peak, mass, mixed, scale, 0.0, True, False, PRECISION)
 
 
 @triton.jit
@@ -137,47 +147,98 @@ def _extent(length, count, tile, ROWS: tl.constexpr, GROUP: tl.constexpr, CAUSAL
 
 
 @triton.jit
-def _leave(
-    mixed_out, states_out, sinks, cell, head, live, span, peak, mass, mixed,
-    VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr, SPANS: tl.constexpr, SINKS: tl.constexpr,
+def _share(
+    low, high, span, spans, LEAST: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Write a state for the merge or, where one program saw all keys, the attention itself."""
-    value_lane = tl.arange(0, VALUE_LANES)
-    written = live[:, None] & (value_lane < VALUE_DIM)
-    if SPANS > 1:
-        cell = cell * SPANS + span
-        tl.store(states_out + 2 * cell, peak, mask=live)
-        tl.store(states_out + 2 * cell + 1, mass, mask=live)
-        # The merge does not read what an empty span would write.
-        full = written & (peak > float("-inf"))[:, None]
-        tl.store(mixed_out + cell[:, None] * VALUE_DIM + value_lane, mixed, mask=full)
+    """Of the positions [low, high) those of one span, and how many spans there are for all.
+
+    In fixed order a span is a chunk. Else there are up to `spans`, of LEAST keys or more.
+    """
+    if CHUNK > 0:
+        count = tl.cdiv(high, CHUNK) - low // CHUNK
+        begin = tl.maximum(low, (low // CHUNK + span) * CHUNK)
+        end = tl.minimum(high, (low // CHUNK + span + 1) * CHUNK)
     else:
-        sink = peak
-        if SINKS:
-            sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2_E
-        result = _finish(peak, mass, mixed, sink, SINKS)
-        target = mixed_out + cell[:, None] * VALUE_DIM + value_lane
-        tl.store(target, result.to(mixed_out.dtype.element_ty), mask=written)
+        size = tl.maximum(LEAST, tl.cdiv(tl.cdiv(high - low, KEYS), spans) * KEYS)
+        count = tl.cdiv(high - low, size)
+        begin = low + span * size
+        end = tl.minimum(high, begin + size)
+    return begin, end, tl.maximum(count, 1)
 
 
 @triton.jit
+def _join(
+    mixed_out, states_out, arrivals, cell, live, span, spans, count, peak, mass, mixed,
+    VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """Leave a span's state. The last program to do so takes all of them, first to last.
+
+    Some are written out together, so that all their loads are under way before the first merge.
+    What other programs wrote is read where they meet, past the cache of a multiprocessor.
+
+    Returns:
+        The state, and whether it is that of all spans. If so the counter is zero again.
+    """
+    value_lane = tl.arange(0, VALUE_LANES)
+    written = live[:, None] & (value_lane < VALUE_DIM)
+    cell = cell * spans
+    tl.store(states_out + 2 * (cell + span), peak, mask=live)
+    tl.store(states_out + 2 * (cell + span) + 1, mass, mask=live)
+    tl.store(mixed_out + (cell + span)[:, None] * VALUE_DIM + value_lane, mixed, mask=written)
+    tl.debug_barrier()  # one thread counts for all of the program
+    last = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") == count - 1
+    if last:
+        tl.store(arrivals, 0)
+        peak = tl.full(peak.shape, float("-inf"), tl.float32)
+        mass = tl.zeros(mass.shape, tl.float32)
+        mixed = tl.zeros(mixed.shape, tl.float32)
+        for begin in range(0, count, TOGETHER):
+            for step in tl.static_range(TOGETHER):
+                at = cell + begin + step
+                there = live & (begin + step < count)
+                peak_2 = tl.load(
+                    states_out + 2 * at, mask=there, other=float("-inf"), cache_modifier=".cg"
+                )
+                mass_2 = tl.load(
+                    states_out + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg"
+                )
+                mixed_2 = tl.load(
+                    mixed_out + at[:, None] * VALUE_DIM + value_lane,
+                    mask=there[:, None] & (value_lane < VALUE_DIM), other=0.0,
+                    cache_modifier=".cg",
+                )  # fmt: skip
+                peak, mass, mixed = _merge(peak, mass, mixed, peak_2, mass_2, mixed_2)
+    return peak, mass, mixed, last
+
+
+@triton.jit(
+    do_not_specialize=("tiles", "spans", "table_stride"),
+    do_not_specialize_on_alignment=("query_start_loc", "lens", "page_table"),
+)
 def attend_span(
     q, keys, values, block_keys, block_values, sinks,
-    query_start_loc, lens, page_table, mixed_out, states_out,
+    query_start_loc, lens, page_table, out, mixed_out, states_out, arrivals,
     q_stride, q_head_stride, key_stride, key_head_stride, value_stride, value_head_stride,
     block_key_stride, block_key_head_stride, block_value_stride, block_value_head_stride,
-    table_stride, scale, soft_cap,
-    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr,
-    SPANS: tl.constexpr, SINKS: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr,
-    PAGE: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    CHUNK: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    table_stride, tiles, spans, scale, soft_cap,
+    GROUP: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr, SINKS: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPREAD: tl.constexpr,
+    LEAST: tl.constexpr, CHUNK: tl.constexpr, WHOLE: tl.constexpr, TOGETHER: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one request's rows and one key head, over its share of the keys."""
-    req = tl.program_id(0) // TILES
-    tile = tl.program_id(0) % TILES
+    """A tile of one request's rows and one key head, over its share of the keys.
+
+    SPREAD: up to `spans` programs share the keys; else one takes all. WHOLE: tiles of keys that
+    all rows see go without masks.
+    """
+    start_next(EARLY)
+    req = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
     kv_head = tl.program_id(1)
     span = tl.program_id(2)
+    await_inputs(EARLY)
     length = tl.load(lens + req).to(tl.int32)
     if BLOCK > 0:
         first = req * BLOCK
@@ -187,6 +248,12 @@ def attend_span(
         count = tl.load(query_start_loc + req + 1).to(tl.int32) - first
     if tile * ROWS >= count * GROUP:
         return
+    low, high = _extent(length, count, tile, ROWS, GROUP, BLOCK == 0, WINDOW, KEYS)
+    begin, end = low, high
+    if SPREAD:
+        begin, end, parts = _share(low, high, span, spans, LEAST, KEYS, CHUNK)
+        if span >= parts:
+            return
 
     packed = tile * ROWS + tl.arange(0, ROWS)
     live = packed < count * GROUP
@@ -207,76 +274,50 @@ def attend_span(
             block_key_stride, block_key_head_stride, block_value_stride, block_value_head_stride,
             DIM, LANES, VALUE_DIM, VALUE_LANES, BLOCK, COLUMNS, PRECISION,
         )  # fmt: skip
-
-    low, high = _extent(length, count, tile, ROWS, GROUP, BLOCK == 0, WINDOW, KEYS)
     keys += kv_head * key_head_stride
     values += kv_head * value_head_stride
     pages = page_table + req.to(tl.int64) * table_stride
     if CHUNK > 0:
-        if SPANS > 1:
-            low = tl.maximum(low, span * CHUNK)
-            high = tl.minimum(high, (span + 1) * CHUNK)
-        for chunk in range(low // CHUNK, tl.cdiv(high, CHUNK)):
+        for chunk in range(begin // CHUNK, tl.cdiv(end, CHUNK)):
             peak_2, mass_2, mixed_2 = _walk(
                 x, keys, values, pages,
-                tl.maximum(low, chunk * CHUNK), tl.minimum(high, (chunk + 1) * CHUNK), position,
+                tl.maximum(begin, chunk * CHUNK), tl.minimum(end, (chunk + 1) * CHUNK), position,
                 tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
                 tl.zeros((ROWS, VALUE_LANES), tl.float32),
                 key_stride, value_stride, scale, soft_cap, DIM, LANES, VALUE_DIM, VALUE_LANES,
-                PAGE, KEYS, BLOCK == 0, WINDOW, CAPPED, PRECISION,
+                PAGE, KEYS, True, BLOCK == 0, WINDOW, CAPPED, PRECISION,
             )  # fmt: skip
             peak, mass, mixed = _merge(peak, mass, mixed, peak_2, mass_2, mixed_2)
     else:
-        if SPANS > 1:
-            share = tl.cdiv(tl.cdiv(high - low, KEYS), SPANS) * KEYS
-            low += span * share
-            high = tl.minimum(high, low + share)
-        peak, mass, mixed = _walk(
-            x, keys, values, pages, low, high, position, peak, mass, mixed,
-            key_stride, value_stride, scale, soft_cap, DIM, LANES, VALUE_DIM, VALUE_LANES,
-            PAGE, KEYS, BLOCK == 0, WINDOW, CAPPED, PRECISION,
-        )  # fmt: skip
-    cell = row * (tl.num_programs(1) * GROUP) + head
-    _leave(
-        mixed_out, states_out, sinks, cell, head, live, span, peak, mass, mixed,
-        VALUE_DIM, VALUE_LANES, SPANS, SINKS,
-    )  # fmt: skip
-
-
-@triton.jit
-def merge_spans(
-    mixed_in, states, sinks, query_start_loc, out, num_reqs,
-    VALUE_DIM: tl.constexpr, VALUE_LANES: tl.constexpr, SPANS: tl.constexpr,
-    SINKS: tl.constexpr, RAGGED: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """The spans of one row's head, first to last.
-
-    Some are written out together, so that all their loads are under way before the first merge.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    if RAGGED and row >= tl.load(query_start_loc + num_reqs):
-        return
-    cell = row * tl.num_programs(1) + tl.program_id(1)
-    one = tl.arange(0, 1)
-    lane = tl.arange(0, VALUE_LANES)[None, :]
-    peak = tl.full((1,), float("-inf"), tl.float32)
-    mass = tl.zeros((1,), tl.float32)
-    mixed = tl.zeros((1, VALUE_LANES), tl.float32)
-    for begin in range(0, SPANS, TOGETHER):
-        for step in tl.static_range(TOGETHER):
-            span = begin + step
-            within = span < SPANS
-            state = states + 2 * (cell * SPANS + span) + one
-            peak_2 = tl.load(state, mask=within, other=float("-inf"))
-            mass_2 = tl.load(state + 1, mask=within, other=0.0)
-            mixed_2 = tl.load(
-                mixed_in + (cell * SPANS + span) * VALUE_DIM + lane,
-                mask=(lane < VALUE_DIM) & (peak_2 > float("-inf"))[:, None], other=0.0,
+        if WHOLE:
+            seen_by_all = tl.minimum(end, length - count + tile * ROWS // GROUP + 1)
+            edge = begin + tl.maximum(seen_by_all - begin, 0) // KEYS * KEYS
+            peak, mass, mixed = _walk(
+                x, keys, values, pages, begin, edge, position, peak, mass, mixed,
+                key_stride, value_stride, scale, soft_cap, DIM, LANES, VALUE_DIM, VALUE_LANES,
+                PAGE, KEYS, False, False, 0, CAPPED, PRECISION,
             )  # fmt: skip
-            peak, mass, mixed = _merge(peak, mass, mixed, peak_2, mass_2, mixed_2)
+            begin = edge
+        peak, mass, mixed = _walk(
+            x, keys, values, pages, begin, end, position, peak, mass, mixed,
+            key_stride, value_stride, scale, soft_cap, DIM, LANES, VALUE_DIM, VALUE_LANES,
+            PAGE, KEYS, True, BLOCK == 0, WINDOW, CAPPED, PRECISION,
+        )  # fmt: skip
+
+    cell = row * (tl.num_programs(1) * GROUP) + head
+    if SPREAD:
+        if parts > 1:
+            group = tl.program_id(0) * tl.num_programs(1) + kv_head
+            peak, mass, mixed, last = _join(
+                mixed_out, states_out, arrivals + group, cell, live, span, spans, parts,
+                peak, mass, mixed, VALUE_DIM, VALUE_LANES, TOGETHER,
+            )  # fmt: skip
+            if not last:
+                return
     sink = peak
     if SINKS:
-        sink = tl.load(sinks + tl.program_id(1) + one).to(tl.float32) * LOG2_E
-    result = _finish(peak, mass, mixed, sink, SINKS)
-    target = out + cell * VALUE_DIM + lane
-    tl.store(target, result.to(out.dtype.element_ty), mask=lane < VALUE_DIM)
+        sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2_E
+    result = _finish(peak, mass, mixed, sink, SINKS).to(out.dtype.element_ty)
+    value_lane = tl.arange(0, VALUE_LANES)
+    written = live[:, None] & (value_lane < VALUE_DIM)
+    tl.store(out + cell[:, None] * VALUE_DIM + value_lane, result, mask=written)
