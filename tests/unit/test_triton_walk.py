@@ -107,7 +107,10 @@ def make_world(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("num_reqs", "vocab", "rank"), [(1, 70, 32), (4, 700, 5), (18, 300, 48)])
+@pytest.mark.parametrize(
+    ("num_reqs", "vocab", "rank"),
+    [(1, 700, 32), (1, 70, 200), (4, 700, 5), (3, 600, 200), (18, 300, 48)],
+)
 def test_coupled_and_greedy_blocks_are_the_plain_ones(
     num_reqs: int, vocab: int, rank: int, dtype: torch.dtype
 ) -> None:

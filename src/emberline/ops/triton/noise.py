@@ -34,6 +34,7 @@ RECOVER = tl.constexpr(3)
 BONUS = tl.constexpr(4)
 
 NO_CANDIDATE = tl.constexpr(-(1 << 63))  # under every `candidate`
+NO_RANK = tl.constexpr(-(1 << 31))  # under every `rank_of`
 
 
 @triton.jit
@@ -112,6 +113,20 @@ def finite(peak):
 
 
 @triton.jit
+def rank_of(x):
+    """An int32 that orders float32 as an argmax does: equal for equal ones, a NaN over all."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # 0.0 and -0.0 are equal
+    bits = tl.where(x == x, bits, _NAN)  # a NaN may have a sign
+    return bits ^ ((bits >> 31) & _LOW31)
+
+
+@triton.jit
+def ranked(rank, column):
+    """The `candidate` of a `rank_of` and an int32 column."""
+    return (rank.to(tl.int64) << 32) | (column ^ _LOW31).to(tl.int64)  # falls as columns rise
+
+
+@triton.jit
 def candidate(x, column):
     """A number that orders ids as an argmax does: by value, equal ones by the lower column.
 
@@ -121,10 +136,7 @@ def candidate(x, column):
         x: float32; a NaN is over everything, as for torch.
         column: int32, of the same shape.
     """
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # 0.0 and -0.0 are equal
-    bits = tl.where(x == x, bits, _NAN)  # a NaN may have a sign
-    order = bits ^ ((bits >> 31) & _LOW31)
-    return (order.to(tl.int64) << 32) | (column ^ _LOW31).to(tl.int64)  # falls as columns rise
+    return ranked(rank_of(x), column)
 
 
 @triton.jit
