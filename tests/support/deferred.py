@@ -51,14 +51,11 @@ class DeferredRunner:
         live = [i for i, entry in enumerate(entries) if entry.state.num_remaining > 0]
         self.num_dead += len(plan) - len(live)
         outcome = self._run([entries[i] for i in live]) if live else None
-        nothing = [0] * len(plan)
-        spread = Outcome(
-            [[] for _ in plan], nothing[:], nothing[:], nothing[:], [None] * len(plan), {},
-            [False] * len(plan),
-        )  # fmt: skip
+        count = len(plan)
+        spread = Outcome([[] for _ in plan], [(0, 0, 0, 0, False)] * count, [None] * count, {})
         for at, i in enumerate(live):
             assert outcome is not None
-            for name in ("emitted", "num_drafted", "num_admitted", "num_accepted", "records"):
+            for name in ("emitted", "counts", "records"):
                 getattr(spread, name)[i] = getattr(outcome, name)[at]
             if at in outcome.broken:
                 spread.broken[i] = outcome.broken[at]
@@ -84,7 +81,7 @@ class DeferredRunner:
         inputs = build_inputs(entries, self.parts.eos_ids, self.parts.history.device)
         outcome = outcome_of(entries, inputs, run_step(self.parts, inputs))
         for i, entry in enumerate(entries):
-            entry.state.num_computed += entry.num_known + outcome.num_accepted[i]
+            entry.state.num_computed += entry.num_known + outcome.counts[i][2]
             entry.state.token_ids += outcome.emitted[i]
             # Nobody looks at its text here; a device knows no stops.
         return outcome

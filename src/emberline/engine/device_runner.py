@@ -21,23 +21,20 @@ from torch import Tensor
 from emberline.batch import StepShape
 from emberline.config import EngineConfig
 from emberline.drafters.base import Capturable, Drafter
+from emberline.engine.device_flight import DeviceFlight, Group, Landing, Landings
 from emberline.engine.device_step import (
     Bucket,
     Controls,
     DeviceParts,
-    DeviceResult,
-    HostResult,
     run_device_step,
-    unpack,
 )
-from emberline.engine.outcome import BROKEN_ERROR, Outcome
 from emberline.engine.request_state import RequestState
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.step_graph import GraphCache, Sizes, fit
 from emberline.models.target import Target
 from emberline.ops.triton.slots import COLUMNS
 from emberline.sampling.processors import changes_logits
-from emberline.types import SamplingParams, TokenLogprobs
+from emberline.types import SamplingParams
 from emberline.verify.planner import DevicePlan, DevicePlanner
 
 TOP_SIZES = (0, 1, 5, 20)  # alternatives that a step scores for those who ask
@@ -51,82 +48,15 @@ def runs_on_device(params: SamplingParams) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """Entries of a plan that run as one step on the device."""
+class _Decoders:
+    """Those of a plan that decode: all that stays the same for as long as the plan does."""
 
-    bucket: Bucket
-    places: Sequence[int]  # of its requests in the plan
-    ints: Tensor  # on the host, once the device has got there
-    floats: Tensor
-    shape: StepShape | None  # of a step whose confidences the planner waits for
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFlight:
-    """A launched step: its groups run one after the other."""
-
-    plan: Sequence[ScheduledRequest]
-    groups: list[_Group]
-    done: torch.cuda.Event | None  # None: where nothing runs behind the host
-    planner: DevicePlanner
-
-    def read(self) -> Outcome:
-        """Wait for the device, and say what it did."""
-        if self.done is not None:
-            self.done.synchronize()
-        count = len(self.plan)
-        outcome = Outcome(
-            emitted=[[] for _ in range(count)],
-            num_drafted=[0] * count,
-            num_admitted=[0] * count,
-            num_accepted=[0] * count,
-            records=[None] * count,
-            broken={},
-            predicted=[False] * count,
-        )
-        for group in self.groups:
-            result = unpack(group.bucket, group.ints, group.floats)
-            if group.shape is not None:
-                live = len(group.places)
-                sure = result.confidence
-                self.planner.learn(
-                    group.shape,
-                    None if sure is None else torch.from_numpy(sure[:live]),
-                    torch.from_numpy(result.num_drafted[:live]),
-                )
-            self._spread(group, result, outcome)
-        return outcome
-
-    def _spread(self, group: _Group, result: HostResult, outcome: Outcome) -> None:
-        """Enter a group's results where its requests stand in the plan."""
-        bounds, drafted = result.emitted_start_loc, result.num_drafted.tolist()
-        for at, place in enumerate(group.places):
-            run = result.token_ids[bounds[at] : bounds[at + 1]]
-            if run and run[-1] < 0:
-                outcome.broken[place] = BROKEN_ERROR
-                continue
-            outcome.emitted[place] = run
-            outcome.num_accepted[place] = result.num_accepted[at]
-            outcome.num_drafted[place] = drafted[at]
-            outcome.num_admitted[place] = result.num_admitted[at]
-            width = self.plan[place].state.params.logprobs
-            if width is not None:
-                outcome.records[place] = _records(result, bounds[at], bounds[at + 1], width)
-
-
-def _records(result: HostResult, begin: int, end: int, width: int) -> tuple[TokenLogprobs, ...]:
-    """Those of emitted tokens `begin` .. `end`."""
-    tops = zip(result.top_ids[begin:end], result.top_logprobs[begin:end], strict=True)
-    return tuple(
-        TokenLogprobs(token_id, logprob, rank, tuple(ids[:width]), tuple(values[:width]))
-        for token_id, logprob, rank, (ids, values) in zip(
-            result.token_ids[begin:end],
-            result.logprobs[begin:end],
-            result.ranks[begin:end],
-            tops,
-            strict=True,
-        )
-    )
+    places: Sequence[int]  # in the plan
+    shape: StepShape  # with the drafts that there is room for
+    slots: list[int]  # of a bucket's requests
+    num_pages: int
+    coins: bool
+    num_top: int | None
 
 
 class DeviceRunner:
@@ -148,7 +78,13 @@ class DeviceRunner:
         self.sizes = sizes
         self._nobody = len(parts.rows) - 1
         self._pages: dict[int, list[int]] = {}  # by slot, as the device knows them
-        self._graphs: GraphCache[Bucket, DeviceResult] | None = None
+        self._plan: Sequence[ScheduledRequest] = []  # the last one, and what follows from it:
+        self._decoders: _Decoders | None = None
+        self._asked: tuple[object, ...] = ()  # what its controls were written of
+        self._numbers = np.zeros(0, dtype=np.int64)  # those
+        self._controlled: NDArray[np.int64] | None = None  # the controls on the device
+        self._landings = Landings(is_cuda=parts.rows.is_cuda)
+        self._graphs: GraphCache[Bucket, Tensor] | None = None
         if capture:
             self._graphs = GraphCache(lambda bucket: run_device_step(parts, bucket), self.be_idle)
 
@@ -158,26 +94,31 @@ class DeviceRunner:
         return not bound and runs_on_device(state.params)
 
     def launch(self, plan: Sequence[ScheduledRequest]) -> DeviceFlight:
-        """Upload what changed, start the decode step and the chunk step; see `Runner.launch`."""
-        decoding = [i for i, entry in enumerate(plan) if entry.decodes]
-        chunks = [i for i, entry in enumerate(plan) if not entry.decodes]
-        steps = []
-        if decoding:
-            steps.append((decoding, *self._decode([plan[i] for i in decoding])))
-        if chunks:
-            steps.append((chunks, *self._prefill([plan[i] for i in chunks])))
+        """Upload what changed, start the decode step and the chunk step; see `Runner.launch`.
+
+        A plan that is the one before, the same object, is of the same requests in the same pages.
+        """
+        steps: list[tuple[Sequence[int], Bucket, NDArray[np.int64], StepShape | None]] = []
+        is_new = plan is not self._plan
+        if is_new:
+            self._decoders = self._look_at(plan)
+            self._plan = plan
+        if self._decoders is not None:
+            steps.append((self._decoders.places, *self._decode(self._decoders)))
+        if is_new:
+            chunks = [i for i, entry in enumerate(plan) if not entry.decodes]
+            if chunks:
+                self._plan = []  # the next chunks are others
+                steps.append((chunks, *self._prefill([plan[i] for i in chunks])))
         for _, bucket, _, _ in steps:
             self.prepare(bucket)
-        self.upload_state(plan)
+        if is_new:
+            self.upload_state(plan)
         groups = [
-            _Group(bucket, places, *self.start(bucket, numbers), shape)
+            Group(bucket, places, self.start(bucket, numbers), shape)
             for places, bucket, numbers, shape in steps
         ]
-        done = None
-        if self.parts.rows.is_cuda:
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-        return DeviceFlight(plan, groups, done, self.planner)
+        return DeviceFlight(plan, groups, self._landings.mark(), self.planner, self._landings)
 
     def padding(self, num_reqs: int, depth: int) -> Sequence[int]:  # noqa: ARG002
         """Token counts that decode steps run at: what planners know as their `Padding`."""
@@ -188,56 +129,72 @@ class DeviceRunner:
         if self._graphs is not None:
             self._graphs.prepare(bucket)
 
-    def start(self, bucket: Bucket, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Start a step; its results on the host, once they are there."""
+    def start(self, bucket: Bucket, numbers: NDArray[np.int64]) -> Landing:
+        """Start a step; where its results will be."""
         self.control(numbers)
-        result = self.replay(bucket)
-        return self._download(result.ints), self._download(result.floats)
+        return self._landings.bring(self.replay(bucket))
 
     def control(self, numbers: NDArray[np.int64]) -> None:
-        """Say what the next step is: the leading numbers of the controls."""
-        self.parts.controls.numbers[: len(numbers)].copy_(self._pinned(numbers), non_blocking=True)
+        """Say what the next step is: the leading numbers of the controls, not changed any more."""
+        if numbers is not self._controlled:
+            place = self.parts.controls.numbers[: len(numbers)]
+            place.copy_(self._pinned(numbers), non_blocking=True)
+            self._controlled = numbers
 
-    def replay(self, bucket: Bucket) -> DeviceResult:
+    def replay(self, bucket: Bucket) -> Tensor:
         """Run a prepared step by what the controls say."""
         if self._graphs is not None:
             return self._graphs.replay(bucket)
         return run_device_step(self.parts, bucket)
 
-    def _decode(
-        self, entries: list[ScheduledRequest]
-    ) -> tuple[Bucket, NDArray[np.int64], StepShape | None]:
-        shape = StepShape(
-            num_known=len(entries),
-            num_emitting=len(entries),
-            serials=tuple(entry.state.serial for entry in entries),
-            draft_limits=tuple(entry.draft_limit for entry in entries),
-        )
-        shape, admits = self._plan(shape)
-        deepest = max(shape.draft_limits)
-        num_reqs = fit(len(entries), self.sizes.reqs)
-        num_drafts = fit(deepest, self.sizes.drafts) if deepest else 0
-        bucket = Bucket(
-            num_reqs=num_reqs,
-            num_tokens=fit(len(entries) + admits.budget, self.sizes.verify),
+    def _look_at(self, plan: Sequence[ScheduledRequest]) -> _Decoders | None:
+        """Those of a plan that decode; None: nobody."""
+        places = [i for i, entry in enumerate(plan) if entry.decodes]
+        if not places:
+            return None
+        entries = plan if len(places) == len(plan) else [plan[i] for i in places]
+        return _Decoders(
+            places=places,
+            shape=StepShape(
+                num_known=len(entries),
+                num_emitting=len(entries),
+                serials=tuple([entry.state.serial for entry in entries]),
+                draft_limits=tuple([entry.draft_limit for entry in entries]),
+            ),
+            slots=self.slots(entries, fit(len(entries), self.sizes.reqs)),
             num_pages=self._num_pages(entries),
-            num_drafts=num_drafts,
             coins=_tosses_coins(entries),
             num_top=_num_top(entries),
         )
-        numbers = self.parts.controls.write(
-            self.slots(entries, num_reqs),
-            shape.draft_limits,
-            budget=admits.budget,
-            threshold=admits.threshold,
-        )
-        return bucket, numbers, shape if num_drafts else None
 
-    def _plan(self, shape: StepShape) -> tuple[StepShape, DevicePlan]:
+    def _decode(self, decoders: _Decoders) -> tuple[Bucket, NDArray[np.int64], StepShape | None]:
+        shape, admits = self._plan_drafts(decoders.shape)
+        limits, num_reqs = shape.draft_limits, len(decoders.slots)
+        deepest = max(limits)
+        num_drafts = fit(deepest, self.sizes.drafts) if deepest else 0
+        bucket = Bucket(
+            num_reqs=num_reqs,
+            num_tokens=fit(len(limits) + admits.budget, self.sizes.verify),
+            num_pages=decoders.num_pages,
+            num_drafts=num_drafts,
+            coins=decoders.coins,
+            num_top=decoders.num_top,
+        )
+        asked = decoders.slots, limits, admits
+        if asked != self._asked:
+            self._asked = asked
+            self._numbers = self.parts.controls.write(
+                decoders.slots, limits, budget=admits.budget, threshold=admits.threshold
+            )
+        return bucket, self._numbers, shape if num_drafts else None
+
+    def _plan_drafts(self, shape: StepShape) -> tuple[StepShape, DevicePlan]:
         """The shape with the depths that the planner wants, and what the device verifies."""
         if self.parts.drafter is None:
             return shape, DevicePlan(0)
-        shape = replace(shape, draft_limits=self.planner.depths(shape))
+        depths = self.planner.depths(shape)
+        if depths != shape.draft_limits:
+            shape = replace(shape, draft_limits=depths)
         if not any(shape.draft_limits):
             return shape, DevicePlan(0)
         return shape, self.planner.device_plan(shape)
@@ -272,7 +229,7 @@ class DeviceRunner:
         slots = [entry.state.slot for entry in entries]
         return slots + [self._nobody] * (count - len(slots))
 
-    def _num_pages(self, entries: list[ScheduledRequest]) -> int:
+    def _num_pages(self, entries: Sequence[ScheduledRequest]) -> int:
         return fit(max(len(entry.state.pages) for entry in entries), self.sizes.pages)
 
     def be_idle(self) -> None:
@@ -309,13 +266,6 @@ class DeviceRunner:
         host = torch.from_numpy(numbers)
         return host.pin_memory() if self.parts.rows.is_cuda else host
 
-    def _download(self, numbers: Tensor) -> Tensor:
-        """On the host, once the device has got there: graphs overwrite their results."""
-        if not numbers.is_cuda:
-            return numbers
-        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-        return host.copy_(numbers, non_blocking=True)
-
 
 def _row(state: RequestState) -> list[int]:
     """The columns of a request that no step is in flight of: `ops.triton.slots`."""
@@ -341,13 +291,13 @@ def _agreement(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _tosses_coins(entries: Sequence[ScheduledRequest]) -> bool:
-    params = (entry.state.params for entry in entries)
-    return any(not (p.greedy or p.coupled) for p in params)
+    params = [entry.state.request.params for entry in entries]
+    return not all(p.greedy or p.coupled for p in params)
 
 
 def _num_top(entries: Sequence[ScheduledRequest]) -> int | None:
     """Alternatives to score; None: nobody asks for scores at all."""
-    wanted = [entry.state.params.logprobs for entry in entries]
+    wanted = [entry.state.request.params.logprobs for entry in entries]
     asked = [width for width in wanted if width is not None]
     return fit(max(asked), TOP_SIZES) if asked else None
 

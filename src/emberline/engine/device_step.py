@@ -140,17 +140,13 @@ class DeviceParts:
     layout: LayoutKind = "compact"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceResult:
-    """What a step leaves for the host, packed: `unpack` reads it."""
-
-    ints: Tensor  # [any] int64
-    floats: Tensor  # [any] float32
-
-
 @torch.inference_mode()
-def run_device_step(parts: DeviceParts, bucket: Bucket) -> DeviceResult:
-    """Run one step. Reads and writes `parts.rows` and the KV; waits for nothing."""
+def run_device_step(parts: DeviceParts, bucket: Bucket) -> Tensor:
+    """Run one step. Reads and writes `parts.rows` and the KV; waits for nothing.
+
+    Returns:
+        [any] int64, what it leaves for the host, packed: `unpack` reads it.
+    """
     count = bucket.num_reqs
     controls, slots = parts.controls, parts.controls.slots(count)
     states, block = draw_block(parts, bucket)
@@ -307,8 +303,8 @@ def _pack(
     num_drafted: Tensor,
     admitted: Tensor,
     block: DrawnBlock | None,
-) -> DeviceResult:
-    """Everything for the host in two tensors, so that two copies bring it over."""
+) -> Tensor:
+    """Everything for the host in one tensor, so that one copy brings it over."""
     ints = [verdict.emitted_start_loc, verdict.num_accepted, num_drafted, admitted]
     ints.append(verdict.token_ids)
     floats = [] if block is None or block.confidence is None else [block.confidence.flatten()]
@@ -318,8 +314,11 @@ def _pack(
         scores = score_tokens(logits, verdict.scored_index, verdict.token_ids, asks, bucket.num_top)
         ints += [scores.ranks, scores.top_ids.flatten()]
         floats += [scores.logprobs, scores.top_logprobs.flatten()]
-    nothing = torch.empty(0, device=logits.device)
-    return DeviceResult(torch.cat(ints), torch.cat(floats) if floats else nothing)
+    if floats:  # two of them take the place of an integer
+        if sum(part.numel() for part in floats) % 2:
+            floats.append(floats[0][:1])
+        ints.append(torch.cat(floats).view(torch.int64))
+    return torch.cat(ints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +330,7 @@ class HostResult:
     num_drafted: NDArray[np.int64]  # [B]
     num_admitted: list[int]  # [B]
     token_ids: list[int]  # [N]; -1: nothing could be drawn
+    is_broken: bool  # whether such a one is among them
     confidence: Floats | None  # [B, K]
     logprobs: list[float]  # [N], of the emitted ids; empty where nobody asked
     ranks: list[int]  # [N]
@@ -338,28 +338,36 @@ class HostResult:
     top_logprobs: list[list[float]]  # [N][L]
 
 
-def unpack(bucket: Bucket, ints: Tensor, floats: Tensor) -> HostResult:
-    """Read what `run_device_step` packed, once it has been copied to the host."""
-    count, width, top = bucket.num_reqs, bucket.num_drafts + 1, bucket.num_top
-    places = count * width
-    bounds, accepted, drafted, admitted, ids, scores = np.split(
-        ints.numpy(), np.cumsum([count + 1, count, count, count, places])
-    )
-    num_emitted = int(bounds[-1])
+def unpack(bucket: Bucket, numbers: Tensor) -> HostResult:
+    """Read what `run_device_step` packed, once it has been copied to the host.
+
+    Arrays of the result lie in that memory.
+    """
+    count, num_drafts, top = bucket.num_reqs, bucket.num_drafts, bucket.num_top
+    places = count * (1 + num_drafts)
+    begin = 1 + 4 * count  # of the ids; ranks and alternatives follow them
+    end = begin + places * (1 if top is None else 2 + top)
+    ints = numbers.numpy()
+    floats = ints[end:].view(np.float32)
+    by_req = ints[count + 1 : begin].reshape(3, count)
+    num_emitted = int(ints[count])
+    ids = ints[begin : begin + num_emitted]
     num_scores = 0 if top is None else places * (1 + top)
-    sure, values = np.split(floats.numpy(), [len(floats) - num_scores])
-    logprobs, ranks, top_ids, top_logprobs = values, ids[:0], ids[:0], values
+    num_sure = count * num_drafts if len(floats) >= num_scores + count * num_drafts else 0
+    ranks, top_ids, logprobs, top_logprobs = ids[:0], ids[:0], floats[:0], floats[:0]
     if top is not None:
+        scores, values = ints[begin + places : end], floats[num_sure : num_sure + num_scores]
         ranks, top_ids = scores[:num_emitted], scores[places:].reshape(places, top)[:num_emitted]
         logprobs = values[:num_emitted]
         top_logprobs = values[places:].reshape(places, top)[:num_emitted]
     return HostResult(
-        emitted_start_loc=bounds.tolist(),
-        num_accepted=accepted.tolist(),
-        num_drafted=drafted,
-        num_admitted=admitted.tolist(),
-        token_ids=ids[:num_emitted].tolist(),
-        confidence=sure.reshape(count, -1) if len(sure) else None,
+        emitted_start_loc=ints[: count + 1].tolist(),
+        num_accepted=by_req[0].tolist(),
+        num_drafted=by_req[1],
+        num_admitted=by_req[2].tolist(),
+        token_ids=ids.tolist(),
+        is_broken=bool(num_emitted) and int(ids.min()) < 0,
+        confidence=floats[:num_sure].reshape(count, num_drafts) if num_sure else None,
         logprobs=logprobs.tolist(),
         ranks=ranks.tolist(),
         top_ids=top_ids.tolist(),

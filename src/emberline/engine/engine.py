@@ -19,7 +19,13 @@ from emberline.engine.grammar import Compiled, GrammarCompiler
 from emberline.engine.outcome import Flight, Outcome, Runner, outcome_of
 from emberline.engine.pace import Pace
 from emberline.engine.prediction import Prediction
-from emberline.engine.request_state import Ending, RequestState, TextStream, append_run
+from emberline.engine.request_state import (
+    Ending,
+    RequestState,
+    TextStream,
+    append_run,
+    append_whole,
+)
 from emberline.engine.scheduler import ScheduledRequest, Scheduler
 from emberline.engine.scoring import score_prompts
 from emberline.engine.step import StepParts, StepResult, run_step
@@ -37,6 +43,7 @@ from emberline.types import (
     Request,
     RequestOutput,
     SpeculationStats,
+    StepCounts,
 )
 from emberline.verify.planner import DevicePlanner, Planner
 
@@ -81,7 +88,9 @@ class Engine:
         self._lag = 0  # steps in flight after `step`
         self._gpu = parts.history.device.index or None  # None: the CPU, or the GPU that is current
         self._flights: deque[Flight] = deque()  # launched, not read
+        self._standing: list[ScheduledRequest] = []  # what the runner ran in the step before
         self._next_check = -math.inf
+        self._look_at = math.inf  # when a request may have to end early: no sooner
         self.observer: Observer | None = None
         self.grammars = grammars
 
@@ -179,12 +188,14 @@ class Engine:
             state.behind = self._runner.takes(state)
         self._scheduler.add(state, self._pace.seconds_to_next())
         self._states[request.request_id] = state
+        self._look_at = min(self._look_at, state.deadline)
         self._num_added += 1
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step. Unknown or finished ids are ignored."""
         if request_id in self._states:
             self._states[request_id].aborted = True
+            self._look_at = -math.inf
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return what it added to each request that gained something."""
@@ -194,11 +205,15 @@ class Engine:
         while self._flights and self._scheduler.may_preempt():
             outputs += self._land()
         plan = self._scheduler.schedule()
-        now = self._clock()
-        for entry in plan:
-            if entry.state.first_run is None:
-                entry.state.first_run = now
-        taken, others = self._split(plan)
+        if plan is self._standing:  # all by the runner, as in the step before
+            taken, others = plan, list[ScheduledRequest]()
+        else:
+            now = self._clock()
+            for entry in plan:
+                if entry.state.first_run is None:
+                    entry.state.first_run = now
+            taken, others = self._split(plan)
+            self._standing = taken
         if taken:
             self._launch(taken)
         # Step n is read while n + 1 runs; with nothing launched there is nothing to wait beside.
@@ -219,15 +234,15 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """Counters since the start, and what is held now."""
-        tally = self._tally
+        tally, verified = self._tally, self._tally.verified
         return EngineSnapshot(
             num_engine_steps=tally.num_engine_steps,
             prompt_tokens=tally.prompt_tokens,
             generation_tokens=tally.generation_tokens,
-            num_verify_steps=tally.num_verify_steps,
-            num_emitted_tokens=tally.num_emitted_tokens,
-            num_draft_tokens=tally.num_draft_tokens,
-            num_accepted_tokens=tally.num_accepted_tokens,
+            num_verify_steps=verified.num_steps,
+            num_emitted_tokens=verified.num_emitted,
+            num_draft_tokens=verified.num_verified,
+            num_accepted_tokens=verified.num_accepted,
             accepted_per_pos=tally.accepted_per_pos(self.max_draft_tokens),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -245,11 +260,16 @@ class Engine:
     def _end_early(self) -> list[RequestOutput]:
         """End what was aborted and what has run out of time."""
         now, endings = self._clock(), []
+        if now < self._look_at:
+            return []
+        self._look_at = math.inf
         for state in self._states.values():
             if state.aborted:
                 endings.append((state, Ending(FinishReason.ABORT)))
             elif now >= state.deadline:
                 endings.append((state, Ending(FinishReason.ABORT, TIMED_OUT)))
+            else:
+                self._look_at = min(self._look_at, state.deadline)
         return [self._finish(state, ending) for state, ending in endings]
 
     def _split(
@@ -258,7 +278,7 @@ class Engine:
         """Those whose step runs behind the host, and those who need the plain step."""
         taken = [e for e in plan if e.state.behind and not e.state.scores_prompt]
         if len(taken) == len(plan):
-            return taken, []
+            return plan, []
         return taken, [e for e in plan if not e.state.behind or e.state.scores_prompt]
 
     def _launch(self, plan: list[ScheduledRequest]) -> None:
@@ -290,40 +310,38 @@ class Engine:
 
     def _commit(self, plan: Sequence[ScheduledRequest], outcome: Outcome) -> list[RequestOutput]:
         """Append what was emitted, cut at stops; count, finish, free."""
-        outputs, tally = [], self._tally
-        tally.num_engine_steps += 1
-        for i, entry in enumerate(plan):
+        self._tally.num_engine_steps += 1
+        outputs, steps, scheduler = [], [], self._scheduler
+        columns = zip(plan, outcome.emitted, outcome.counts, outcome.records, strict=True)
+        for i, (entry, run, counts, records) in enumerate(columns):
             state = entry.state
             if state.slot < 0:
                 continue  # it ended while the step was on its way
-            if i in outcome.broken:
+            if outcome.broken and i in outcome.broken:
                 outputs.append(self._fail(state, outcome.broken[i]))
                 continue
-            is_first = state.num_output == 0
-            accepted = outcome.num_accepted[i]
-            state.land(accepted, entry.draft_limit, samples=entry.samples)
-            kept, ending = append_run(state, outcome.emitted[i])
-            if ending is None and state.num_remaining <= 0 and state.num_pending <= 0:
+            is_first, ending = len(state.token_ids) == state.num_prompt, None
+            state.land(counts[2], entry.draft_limit, samples=entry.samples)
+            if not append_whole(state, run):
+                run, ending = append_run(state, run)
+                counts = _cut(counts, len(run))
+            if not run and not ending and state.num_remaining <= 0 and state.num_pending <= 0:
                 ending = Ending(FinishReason.LENGTH)  # a prompt that was only to be scored
-            if ending is None:
-                self._scheduler.computed(state)
-            if is_first and (kept or ending):
-                tally.prompt_tokens += state.num_prompt
-            elif kept:
-                count = len(kept)  # drafts behind a stop were not accepted
-                drafted, admitted = outcome.num_drafted[i], outcome.num_admitted[i]
-                counts = drafted, admitted, min(accepted, count), count, outcome.predicted[i]
+            if ending is None and not (state.shared and scheduler.is_standing(state)):
+                scheduler.computed(state)
+            if is_first and (run or ending):
+                self._tally.prompt_tokens += state.num_prompt
+            elif run:
                 state.steps[counts] = state.steps.get(counts, 0) + 1
-                state.num_steps += 1
-                tally.add(counts)
-            tally.generation_tokens += len(kept)
-            records = outcome.records[i]
+                steps.append(counts)
+            self._tally.generation_tokens += len(run)
             if records is not None:
-                state.held_records += records[: len(kept)]
+                state.held_records += records[: len(run)]
             if ending is not None:
                 outputs.append(self._finish(state, ending))
-            elif kept and state.request.stream:
+            elif run and state.request.stream:
                 outputs.append(self._delta(state))
+        self._tally.steps.update(steps)
         return outputs
 
     def _fail(self, state: RequestState, error: str) -> RequestOutput:
@@ -412,6 +430,12 @@ def make_cache(parts: StepParts, pool: PagePool, enabled: bool) -> RadixCache:
         window=max(windows) if windows and len(windows) == len(kept) else None,
         enabled=enabled,
     )
+
+
+def _cut(counts: StepCounts, num_kept: int) -> StepCounts:
+    """Of a step whose run was cut: drafts behind a stop were not accepted."""
+    drafted, admitted, accepted, _, predicted = counts
+    return drafted, admitted, min(accepted, num_kept), num_kept, predicted
 
 
 def _blocks(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -17,7 +18,7 @@ from emberline.engine.scoring import Records, annotate, score_emitted
 from emberline.engine.step import StepResult
 from emberline.engine.step_inputs import StepInputs
 from emberline.layout import Scored
-from emberline.types import NO_TOKEN_ERROR
+from emberline.types import NO_TOKEN_ERROR, StepCounts
 from emberline.verify.planner import DevicePlanner
 
 BROKEN_ERROR = "no token can be drawn: the model produced NaN or infinite logits"
@@ -28,12 +29,9 @@ class Outcome:
     """One entry a request of the step's plan, before runs are cut at stops."""
 
     emitted: list[list[int]]  # ids, in order
-    num_drafted: list[int]
-    num_admitted: list[int]
-    num_accepted: list[int]
+    counts: list[StepCounts]
     records: Records  # log-probabilities of what was emitted, where they were asked for
     broken: dict[int, str]  # requests from whose logits nothing can be drawn, and why
-    predicted: list[bool]  # whether the drafts were the request's own prediction
 
 
 class Flight(Protocol):
@@ -70,14 +68,20 @@ def outcome_of(plan: Sequence[ScheduledRequest], inputs: StepInputs, result: Ste
     """That of a synchronous step."""
     emitted = result.verdict.token_ids.tolist()
     bounds = result.verdict.emitted_start_loc.tolist()
+    runs = [emitted[begin:end] for begin, end in pairwise(bounds)]
+    counts = zip(
+        result.num_drafted.tolist(),
+        result.num_admitted.tolist(),
+        result.verdict.num_accepted.tolist(),
+        map(len, runs),
+        map(bool, inputs.predicted),
+        strict=True,
+    )
     return Outcome(
-        emitted=[emitted[bounds[i] : bounds[i + 1]] for i in range(len(plan))],
-        num_drafted=result.num_drafted.tolist(),
-        num_admitted=result.num_admitted.tolist(),
-        num_accepted=result.verdict.num_accepted.tolist(),
+        emitted=runs,
+        counts=list(counts),
         records=annotate(plan, result, score_emitted(plan, result)),
         broken=_broken(result),
-        predicted=[bool(ids) for ids in inputs.predicted],
     )
 
 

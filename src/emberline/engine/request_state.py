@@ -56,7 +56,7 @@ class RequestState:
     token_ids: list[int]
     num_prompt: int = field(init=False)  # prompt tokens
     all_stop_ids: frozenset[int] = field(init=False)  # those and the request's own
-    is_watched: bool = field(init=False)  # its text looks at every token by itself
+    is_followed: bool = field(init=False)  # something looks at every token by itself
     serial: int = 0  # name among all requests of the engine, in order of arrival
     arrived: float = 0.0  # of the engine's clock
     first_run: float | None = None
@@ -79,12 +79,12 @@ class RequestState:
     held_records: list[TokenLogprobs] = field(default_factory=list)  # of those that were not
     num_written: int = 0  # tokens in the token table's row
     steps: dict[StepCounts, int] = field(default_factory=dict)  # its verify steps
-    num_steps: int = 0  # of them
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_reported = len(self.request.prompt_token_ids)
         self.all_stop_ids = self.stop_ids.union(self.params.stop_token_ids)
-        self.is_watched = self.text is not None and self.text.watches
+        watched = self.text is not None and self.text.watches
+        self.is_followed = watched or self.matcher is not None or self.prediction is not None
 
     @property
     def params(self) -> SamplingParams:
@@ -99,7 +99,7 @@ class RequestState:
     @property
     def num_emitting_steps(self) -> int:
         """Steps that emitted tokens of it: the prompt's last chunk, and verify steps."""
-        return self.num_steps + (self.num_output > 0)
+        return sum(self.steps.values()) + (self.num_output > 0)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -194,6 +194,19 @@ class Ending:
     error: str | None = None
 
 
+def append_whole(state: RequestState, run: list[int]) -> bool:
+    """Append an emitted run that nothing can end; False, and nothing is done: something might."""
+    token_ids = state.token_ids
+    if state.is_followed or len(token_ids) + len(run) >= state.length_limit:
+        return False
+    if not state.all_stop_ids.isdisjoint(run):
+        return False
+    token_ids += run
+    if state.text is not None:
+        state.text.extend(run)
+    return True
+
+
 def append_run(state: RequestState, run: list[int]) -> tuple[list[int], Ending | None]:
     """Append the emitted run up to and with the token that ends the request, if one does.
 
@@ -202,12 +215,7 @@ def append_run(state: RequestState, run: list[int]) -> tuple[list[int], Ending |
     Returns the tokens kept and the ending.
     """
     params = state.params
-    followed = state.is_watched or state.matcher is not None or state.prediction is not None
-    goes_on = len(state.token_ids) + len(run) < state.length_limit
-    if goes_on and not followed and state.all_stop_ids.isdisjoint(run):
-        state.token_ids += run
-        if state.text is not None:
-            state.text.extend(run)
+    if append_whole(state, run):
         return run, None
     for count, token_id in enumerate(run, 1):
         state.token_ids.append(token_id)

@@ -18,6 +18,9 @@ from emberline.types import QueueFull
 PROMPT_SCORE_TOKENS = 128
 """Most prompt tokens scored in one step, of all requests: bounds the [tokens, V] logits."""
 
+MOST_REPEATS = 64
+"""Steps at most that a plan is repeated without another look at the requests."""
+
 _rank = attrgetter("rank")
 
 
@@ -62,6 +65,8 @@ class Scheduler:
         )
         self._free_slots = list(range(config.max_num_reqs - 1, -1, -1))
         self._standing: dict[int, ScheduledRequest] = {}  # by slot: what it runs step after step
+        self._plan: list[ScheduledRequest] = []  # of the last step, if nobody was planned anew
+        self._num_repeats = 0  # steps for which it is good without another look
 
     def add(self, state: RequestState, retry_after: int) -> None:
         """Queue a request; `QueueFull` with the given advice when the limit is reached."""
@@ -78,10 +83,26 @@ class Scheduler:
         self._release(state, keep=keep)
 
     def schedule(self) -> list[ScheduledRequest]:
-        """Plan one step: decodes first, so that a long prompt never delays a running answer."""
+        """Plan one step: decodes first, so that a long prompt never delays a running answer.
+
+        The same list as before: the same requests go on, in the same pages.
+        """
+        nobody_starts = not (self.waiting and self._free_slots)
+        if self._num_repeats and nobody_starts:
+            self._num_repeats -= 1
+            return self._plan
         steady = [entry for state in self.running if (entry := self._steady(state)) is not None]
-        if len(steady) == len(self.running) and not (self.waiting and self._free_slots):
-            return steady
+        if len(steady) == len(self.running) and nobody_starts:
+            if self.cache.window is not None:
+                return steady  # in fewer and fewer pages
+            self._num_repeats = min(map(self._num_steps_to_go, steady), default=0)
+            if steady != self._plan:
+                self._plan = steady
+            return self._plan
+        self._plan_anew()
+        # Whoever will need pages soon gets them now too: looking for them costs everybody time.
+        ahead = self.lookahead // 2
+        steady = [entry for entry in steady if self._steady(entry.state, ahead) is not None]
         budget = _Budget(self.config.max_num_tokens - len(steady), PROMPT_SCORE_TOKENS)
         going_on = {entry.state.slot for entry in steady}
         others = [state for state in self.running if state.slot not in going_on]
@@ -107,8 +128,26 @@ class Scheduler:
         num_drafts = sum(entry.draft_limit for entry in steady)
         return steady + self._with_drafts(planned, others, num_drafts)
 
-    def _steady(self, state: RequestState) -> ScheduledRequest | None:
+    def _plan_anew(self) -> None:
+        """Requests or their pages have changed."""
+        self._plan, self._num_repeats = [], 0
+
+    def is_standing(self, state: RequestState) -> bool:
+        """Whether a request goes on in pages that it has, until it ends or has filled them."""
+        return state.slot in self._standing and self.cache.window is None
+
+    def _num_steps_to_go(self, entry: ScheduledRequest) -> int:
+        """Steps for which a request certainly has pages, besides the next one."""
+        state, room = entry.state, len(entry.state.pages) * self.cache.pool.page_size
+        if room >= state.length_limit:
+            return MOST_REPEATS
+        width = 1 + entry.draft_limit
+        return min(MOST_REPEATS, (room - state.reach) // width - 1)
+
+    def _steady(self, state: RequestState, ahead: int = 0) -> ScheduledRequest | None:
         """What a request goes on running, if it has the pages for it; None: look closer.
+
+        `ahead`: tokens that there must be pages for besides.
 
         Its draft limit is that of an earlier step: the device keeps to the length that is left.
         """
@@ -116,7 +155,7 @@ class Scheduler:
         if entry is None or state.num_remaining <= 0:
             return None
         room = len(state.pages) * self.cache.pool.page_size
-        return entry if state.end_after(1 + entry.draft_limit) <= room else None
+        return entry if state.end_after(1 + entry.draft_limit + ahead) <= room else None
 
     def may_preempt(self) -> bool:
         """Whether the next step might lack pages for those who run.
@@ -139,8 +178,9 @@ class Scheduler:
         if state.is_sound and state.num_pending <= 1 and not state.shared:
             self._share(state)
             state.shared = True
-        if state.shared and state.slot in self._standing and self.cache.window is None:
+        if state.shared and self.is_standing(state):
             return
+        self._plan_anew()
         end = self.cache.pool.pages_for(max(len(state.token_ids), state.reach))
         self.cache.release(state.pages[end:])
         del state.pages[end:]
@@ -356,6 +396,7 @@ class Scheduler:
         self._lose_pages(state)
         self._free_slots.append(state.slot)
         self._standing.pop(state.slot, None)
+        self._plan_anew()
         state.slot = -1
         state.placed = False
         state.shared = False

@@ -5,36 +5,31 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from emberline.types import StepCounts
+from emberline.types import SpeculationStats, StepCounts
 
 
 @dataclass(slots=True)
 class Tally:
-    """What `EngineSnapshot` reports as totals; fields of the same names mean the same."""
+    """What `EngineSnapshot` reports as totals; fields of the same names mean the same.
+
+    Verify steps are kept by what they did: a step's are counted at once, and few kinds come.
+    """
 
     num_engine_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    num_verify_steps: int = 0
-    num_emitted_tokens: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    by_accepted: Counter[int] = field(default_factory=Counter)  # verify steps by accepted drafts
+    steps: Counter[StepCounts] = field(default_factory=Counter)  # verify steps of every request
 
-    def add(self, counts: StepCounts) -> None:
-        """Count a verify step of one request."""
-        _, verified, accepted, emitted, _ = counts
-        self.num_verify_steps += 1
-        self.num_emitted_tokens += emitted
-        self.num_draft_tokens += verified
-        self.num_accepted_tokens += accepted
-        self.by_accepted[accepted] += 1
+    @property
+    def verified(self) -> SpeculationStats:
+        """What verify steps did, of all requests together."""
+        return SpeculationStats(self.steps)
 
     def accepted_per_pos(self, width: int) -> tuple[int, ...]:
         """Accepted drafts by their position in the block, of at least `width` positions."""
-        width = max(width, *self.by_accepted, 0)
+        width = max([width, *(accepted for _, _, accepted, _, _ in self.steps)])
         reached = [0] * width
-        for accepted, times in self.by_accepted.items():
+        for (_, _, accepted, _, _), times in self.steps.items():
             for position in range(accepted):
                 reached[position] += times
         return tuple(reached)
