@@ -305,7 +305,7 @@ def attend_span(
         )  # fmt: skip
 
     cell = row * (tl.num_programs(1) * GROUP) + head
-    if SPREAD:
+    if SPREAD:  # noqa: SIM102  known to the compiler: only then does it know of parts
         if parts > 1:
             group = tl.program_id(0) * tl.num_programs(1) + kv_head
             peak, mass, mixed, last = _join(
