@@ -14,11 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from emberline.ops.linear import Linear
+from emberline.ops.gated import Activation
+from emberline.ops.linear import Linear, Scaled
 from emberline.ops.triton.fixed_linear import fixed_linear
 from emberline.ops.triton.gated import gated
 from emberline.ops.triton.norm import add_rms_norm
-from emberline.ops.triton.skinny import few_rows
+from emberline.ops.triton.skinny import few_rows, few_rows_add
 
 from gpu import model_ops
 from gpu.timing import Case, copies_of
@@ -77,18 +78,21 @@ class _Inputs:
     x: Tensor  # [N, width]
     weights: tuple[Linear, ...]  # a copy each
     norm: Tensor | None
+    scaled: Scaled | None  # x, as the map before leaves it
     residual: Tensor | None
 
     @classmethod
     def make(cls, linear: _Map, rows: int, new: Callable[..., Tensor]) -> _Inputs:
         copies = copies_of(linear.num_bytes(rows, new(1).element_size()))
         weight = new(copies, linear.size * (1 + linear.gate), linear.width) * linear.width**-0.5
-        return cls(
-            new(rows, linear.width),
-            tuple(Linear(w, None) for w in weight),
-            new(linear.width) if linear.normed else None,
-            new(rows, linear.size) if linear.adds else None,
-        )
+        x = new(rows, linear.width)
+        norm = new(linear.width) if linear.normed else None
+        scaled = None
+        if norm is not None:
+            squares = x.float().square().unflatten(1, (-1, 16)).sum(2)
+            scaled = Scaled(x * norm, squares.T.contiguous())
+        residual = new(rows, linear.size) if linear.adds else None
+        return cls(x, tuple(Linear(w, None) for w in weight), norm, scaled, residual)
 
 
 def cases(
@@ -107,11 +111,16 @@ def cases(
 def _few(name: str, linear: _Map, rows: int, new: Callable[..., Tensor]) -> Case:
     inputs = _Inputs.make(linear, rows, new)
 
+    gate: Activation | None = "silu" if linear.gate else None
+    next_norm = None if inputs.residual is None else new(linear.size)
+
     def run(i: int) -> Tensor:
-        return few_rows(
-            inputs.x, inputs.weights[i], norm=inputs.norm, eps=EPS,
-            gate="silu" if linear.gate else None, residual=inputs.residual,
-        )  # fmt: skip
+        if inputs.residual is not None:
+            return few_rows_add(inputs.x, inputs.weights[i], inputs.residual, next_norm).x
+        rows, squares = inputs.x, None
+        if inputs.scaled is not None:
+            rows, squares = inputs.scaled.rows, inputs.scaled.squares
+        return few_rows(rows, inputs.weights[i], squares=squares, eps=EPS, gate=gate)
 
     def plain(i: int) -> Tensor:
         x = inputs.x

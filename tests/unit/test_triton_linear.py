@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from emberline.ops import linear as plain
-from emberline.ops.linear import Linear
+from emberline.ops.linear import Linear, Scaled, Stream
 from emberline.ops.triton import fixed_linear, skinny
 from emberline.ops.triton import linear as fast
 
@@ -40,9 +40,14 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-def stream(pair: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
-    x, update = pair
-    return x if update is None else x + update
+def total(stream: Stream) -> torch.Tensor:
+    return stream.x if stream.update is None else stream.x + stream.update
+
+
+def scaled(x: torch.Tensor, norm: torch.Tensor) -> Scaled:
+    """As another map's launch leaves it."""
+    squares = x.float().square()
+    return Scaled(x * norm, torch.stack((squares[:, ::2].sum(1), squares[:, 1::2].sum(1))))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -56,9 +61,10 @@ def test_few_rows(count, size, width, dtype) -> None:
     residual = rows(count, size, dtype)
     close(skinny.few_rows(x, linear), linear(x))
     bare = Linear(linear.weight, None)
-    close(skinny.few_rows(x, bare, residual=residual), residual + bare(x))
-    got = skinny.few_rows(x, linear, norm=norm, eps=1e-5)
-    close(got, plain.norm_linear(x, None, norm, 1e-5, linear)[1])
+    close(skinny.few_rows_add(x, bare, residual, None).x, residual + bare(x))
+    begun = scaled(x, norm)
+    got = skinny.few_rows(begun.rows, linear, squares=begun.squares, eps=1e-5)
+    close(got, plain.norm_linear(Stream(x), norm, 1e-5, linear)[1])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -67,8 +73,21 @@ def test_few_rows(count, size, width, dtype) -> None:
 def test_a_gate_after_few_rows(activation, bias, dtype) -> None:
     x, linear = rows(3, 200, dtype), weights(2 * 24, 200, dtype, bias)
     norm = torch.rand(200).to(DEVICE, dtype)
-    got = skinny.few_rows(x, linear, norm=norm, eps=1e-5, gate=activation)
-    close(got, plain.norm_gated(x, None, norm, 1e-5, linear, activation)[1])
+    begun = scaled(x, norm)
+    got = skinny.few_rows(begun.rows, linear, squares=begun.squares, eps=1e-5, gate=activation)
+    close(got, plain.norm_gated(Stream(x), norm, 1e-5, linear, activation)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("count", "size"), [(1, 16), (5, 72), (40, 40)])
+def test_a_sum_begins_the_next_norm(count, size, dtype) -> None:
+    x, linear = rows(count, size, dtype), weights(size, 64, dtype, bias=False)
+    norm = torch.rand(size).to(DEVICE, dtype)
+    got = skinny.few_rows_add(rows(count, 64, dtype), linear, x, norm)
+    assert got.update is None
+    assert got.scaled is not None
+    close(got.scaled.rows, got.x * norm)
+    torch.testing.assert_close(got.scaled.squares.sum(0), got.x.float().square().sum(1))
 
 
 def test_a_wide_map_has_wider_tiles(monkeypatch) -> None:
@@ -86,7 +105,7 @@ def test_sums_are_rounded_where_the_plain_form_rounds() -> None:
     y[0, :2] = 1.0
     linear = Linear(torch.zeros(16, 64, dtype=torch.bfloat16, device=DEVICE), None)
     linear.weight[:, 0], linear.weight[:, 1] = 1.0, 2.0**-8  # half way to the next after one
-    got, want = (stream(op.linear_add(y, linear, x)) for op in (fast, plain))
+    got, want = (total(op.linear_add(y, linear, x)) for op in (fast, plain))
     assert torch.equal(got, want)
     assert torch.equal(got, x)
 
@@ -107,11 +126,12 @@ def test_a_layer_of_maps(count, dtype, fixed_order, monkeypatch) -> None:
     x, update, mixed = rows(count, 48, dtype), rows(count, 48, dtype), rows(count, 40, dtype)
     results = []
     for op, mode in ((fast, {"fixed_order": fixed_order}), (plain, {})):
-        start, y = op.norm_linear(x, update, norm, 1e-5, first, **mode)
-        now, late = op.linear_add(mixed, second, start, **mode)
-        middle, h = op.norm_gated(now, late, norm, 1e-5, gate_up, "silu", **mode)
-        end = stream(op.linear_add(h, second, middle, **mode))
-        results.append((start, y, middle, h, end, op.linear(end, first, **mode)))
+        start, y = op.norm_linear(Stream(x, update), norm, 1e-5, first, **mode)
+        stream = op.linear_add(mixed, second, start, norm, **mode)
+        middle, h = op.norm_gated(stream, norm, 1e-5, gate_up, "silu", **mode)
+        stream = op.linear_add(h, second, middle, norm, **mode)
+        end, again = op.norm_linear(stream, norm, 1e-5, first, **mode)
+        results.append((start, y, middle, h, end, again, op.linear(end, first, **mode)))
     for got, want in zip(*results, strict=True):
         close(got, want)
 
@@ -120,15 +140,18 @@ def test_few_rows_leave_no_update() -> None:
     """What one launch can add is added: the next norm then needs no launch of its own."""
     linear = weights(16, 32, torch.float32)
     x = rows(8, 16, torch.float32)
-    assert fast.linear_add(rows(8, 32, torch.float32), linear, x)[1] is None
-    assert fast.linear_add(rows(8, 32, torch.float32), linear, x, fixed_order=True)[1] is not None
+    assert fast.linear_add(rows(8, 32, torch.float32), linear, x).update is None
+    fixed = fast.linear_add(rows(8, 32, torch.float32), linear, x, fixed_order=True)
+    assert fixed.update is not None
 
 
 def test_a_large_input_has_a_finite_norm_in_float16() -> None:
     x = torch.full((1, 32), 3e4, dtype=torch.float16, device=DEVICE)
     norm = torch.full((32,), 8.0, dtype=torch.float16, device=DEVICE)
     linear = weights(16, 32, torch.float16)
-    close(fast.norm_linear(x, None, norm, 0.0, linear)[1], 0 * x[:, :1] + linear(0 * x + 8.0))
+    nothing = Linear(0 * linear.weight[:, :16].repeat(2, 1), None)
+    stream = fast.linear_add(0 * x[:, :16], nothing, x, norm)
+    close(fast.norm_linear(stream, norm, 0.0, linear)[1], 0 * x[:, :1] + linear(0 * x + 8.0))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

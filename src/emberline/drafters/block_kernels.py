@@ -17,7 +17,7 @@ from emberline.drafters.block_weights import BlockWeights
 from emberline.drafters.tables import EmbedFn
 from emberline.models.rotary import RopeFactors
 from emberline.ops.kernels import Kernels
-from emberline.ops.linear import Linear
+from emberline.ops.linear import Linear, Stream
 from emberline.ops.paged_attention import PagedContext
 
 
@@ -67,7 +67,7 @@ class BlockKernels:
         config, context, kernels = self.config, self.weights.context, self.kernels
         eps = config.rms_norm_eps
         joined = kernels.linear(taps.to(self.weights.norm.dtype), context.fc)
-        _, kv = kernels.norm_linear(joined, None, context.norm, eps, context.kv)
+        _, kv = kernels.norm_linear(Stream(joined), context.norm, eps, context.kv)
         kernels.place_context(
             kv.view(len(taps), config.num_layers, 2 * config.num_kv_heads, config.head_dim),
             *self.rope.at(positions),
@@ -80,36 +80,42 @@ class BlockKernels:
         config, weights, kernels = self.config, self.weights, self.kernels
         reqs, width, eps = len(anchors), config.block_size, config.rms_norm_eps
         token_ids = torch.cat((anchors[:, None], self.masks.expand(reqs, -1)), dim=1)
-        x = self.embed(token_ids).to(weights.norm.dtype).flatten(0, 1)
+        stream = Stream(self.embed(token_ids).to(weights.norm.dtype).flatten(0, 1))
         cos, signed_sin = self.rope.at((positions[:, None] + self.steps).flatten())
         context = PagedContext(positions, page_table, self.kv_pool.page_size, kernels.fixed_order)
         # Every layer writes them anew: attention of the one before has read them by then.
-        block = x.new_empty(2, reqs * width, config.num_kv_heads, config.head_dim)
+        block = stream.x.new_empty(2, reqs * width, config.num_kv_heads, config.head_dim)
         scale = config.style.attention_scale or config.head_dim**-0.5
-        update: Tensor | None = None
+        next_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.norm]
         for index, layer in enumerate(weights.layers):
-            x, qkv = kernels.norm_linear(x, update, layer.input_norm, eps, layer.qkv)
+            x, qkv = kernels.norm_linear(stream, layer.input_norm, eps, layer.qkv)
             q = kernels.place_qkv(
                 qkv, cos, signed_sin, *block, None, norm=self.head_norms[index], eps=eps
             )
             keys, values = self.kv_pool.keys[index], self.kv_pool.values[index]
             mixed = kernels.block_attention(q, *block, keys, values, context, scale=scale)
-            x, update = self._add(mixed, layer.out, layer.after_attention, x)
+            stream = self._add(mixed, layer.out, layer.after_attention, x, layer.mlp_norm)
             x, wide = kernels.norm_gated(
-                x, update, layer.mlp_norm, eps, layer.gate_up, config.style.activation
+                stream, layer.mlp_norm, eps, layer.gate_up, config.style.activation
             )
-            x, update = self._add(wide, layer.down, layer.after_mlp, x)
+            # A stream that is scaled as a whole is not the one that the next norm is begun of.
+            coming = next_norms[index] if layer.scalar is None else None
+            stream = self._add(wide, layer.down, layer.after_mlp, x, coming)
             if layer.scalar is not None:
-                x, update = (x if update is None else x + update) * layer.scalar, None
-        _, hidden = kernels.add_rms_norm(x, update, weights.norm, eps)
+                x, update = stream.x, stream.update
+                stream = Stream((x if update is None else x + update) * layer.scalar)
+        _, hidden = kernels.add_rms_norm(stream.x, stream.update, weights.norm, eps)
         first = 0 if config.anchor_predicts else 1
         return hidden.view(reqs, width, -1)[:, first:]
 
     def _add(
-        self, y: Tensor, linear: Linear, norm: Tensor | None, x: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Update the residual stream by a map of `y`, normalised where the style says so."""
+        self, y: Tensor, linear: Linear, norm: Tensor | None, x: Tensor, coming: Tensor | None
+    ) -> Stream:
+        """Update the residual stream by a map of `y`, normalised where the style says so.
+
+        `coming`: weights of the norm that comes next.
+        """
         if norm is None:
-            return self.kernels.linear_add(y, linear, x)
+            return self.kernels.linear_add(y, linear, x, coming)
         mapped = self.kernels.linear(y, linear)
-        return x, self.kernels.add_rms_norm(mapped, None, norm, self.config.rms_norm_eps)[1]
+        return Stream(x, self.kernels.add_rms_norm(mapped, None, norm, self.config.rms_norm_eps)[1])

@@ -21,6 +21,7 @@ from emberline.models.rotary import RopeFactors
 from emberline.models.weights import ModelError
 from emberline.ops.gated import ACTIVATIONS, Activation
 from emberline.ops.kernels import Kernels
+from emberline.ops.linear import Stream
 from emberline.ops.paged_attention import PagedContext
 
 
@@ -80,11 +81,12 @@ class DecoderKernels:
             batch.seq_lens, batch.page_table, pool.page_size, kernels.fixed_order
         )
         cos, signed_sin = self.rope.at(batch.positions)
-        x: Tensor = layout.pack(embedded, self.fill)
-        update: Tensor | None = None
+        stream = Stream(layout.pack(embedded, self.fill))
         tapped: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.weights.layers):
-            x, qkv = kernels.norm_linear(x, update, layer.input_norm, eps, layer.qkv)
+        layers = self.weights.layers
+        next_norms = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
+        for index, layer in enumerate(layers):
+            x, qkv = kernels.norm_linear(stream, layer.input_norm, eps, layer.qkv)
             if index - 1 in taps:
                 tapped[index - 1] = x
             keys, values = pool.keys[index], pool.values[index]
@@ -97,12 +99,12 @@ class DecoderKernels:
                 scale=self.config.head_dim**-0.5, sliding_window=layer.sliding_window,
             )  # fmt: skip
             mixed = layout.pack(Tokens(mixed), self.fill)
-            x, update = kernels.linear_add(mixed, layer.out, x)
+            stream = kernels.linear_add(mixed, layer.out, x, layer.post_norm)
             x, wide = kernels.norm_gated(
-                x, update, layer.post_norm, eps, layer.gate_up, self.activation
+                stream, layer.post_norm, eps, layer.gate_up, self.activation
             )
-            x, update = kernels.linear_add(wide, layer.down, x)
-        x, normed = kernels.add_rms_norm(x, update, self.weights.norm, eps)
+            stream = kernels.linear_add(wide, layer.down, x, next_norms[index])
+        x, normed = kernels.add_rms_norm(stream.x, stream.update, self.weights.norm, eps)
         tapped[self.config.num_layers - 1] = x
         outputs: list[Tensor] = [layout.unpack(Rows(tapped[tap])) for tap in taps]
         return layout.score(layout.unpack(Rows(normed))), outputs

@@ -16,7 +16,7 @@ from torch import Tensor
 from emberline.batch import DrawnBlock
 from emberline.ops import gated, linear, norm, paged_attention, place_qkv
 from emberline.ops.gated import Activation
-from emberline.ops.linear import Linear
+from emberline.ops.linear import Linear, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,9 @@ class Kernels:
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
     gated: Callable[[Tensor, Activation], Tensor]
     linear: Callable[[Tensor, Linear], Tensor]
-    norm_linear: Callable[[Tensor, Tensor | None, Tensor, float, Linear], tuple[Tensor, Tensor]]
-    norm_gated: Callable[
-        [Tensor, Tensor | None, Tensor, float, Linear, Activation], tuple[Tensor, Tensor]
-    ]
-    linear_add: Callable[[Tensor, Linear, Tensor], tuple[Tensor, Tensor | None]]
+    norm_linear: Callable[[Stream, Tensor, float, Linear], tuple[Tensor, Tensor]]
+    norm_gated: Callable[[Stream, Tensor, float, Linear, Activation], tuple[Tensor, Tensor]]
+    linear_add: Callable[[Tensor, Linear, Tensor, Tensor | None], Stream]
     place_qkv: Callable[..., Tensor]
     place_context: Callable[..., None]
     paged_attention: Callable[..., Tensor]

@@ -1,8 +1,7 @@
 """Linear maps with frozen weights, packed once for the kernel that runs them.
 
 Beside them the maps of a decoder layer with what stands round them, so that a GPU can take it
-along: the norm before, the gate or the residual sum after. The residual stream is a pair there:
-x [N, D], and an update [N, D] that is still to be added to it, or None.
+along: the norm before, the gate or the residual sum after.
 """
 
 from __future__ import annotations
@@ -52,50 +51,71 @@ class Linear:
         return y[:count]
 
 
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Rows of a residual stream halfway through the norm that comes next."""
+
+    rows: Tensor  # [N, D], the stream's times the norm's weights, rounded to its dtype
+    squares: Tensor  # [P, N] float32; summed over P, the squares of a row of the stream
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A residual stream between two maps."""
+
+    x: Tensor  # [N, D]
+    update: Tensor | None = None  # [N, D], still to be added; None: nothing is
+    scaled: Scaled | None = None  # of x, for the norm that comes next; None: it is yet to begin
+
+
 def linear(x: Tensor, weights: Linear) -> Tensor:
     """[N, in] to [N, out]."""
     return weights(x)
 
 
-def norm_linear(
-    x: Tensor, update: Tensor | None, norm: Tensor, eps: float, weights: Linear
-) -> tuple[Tensor, Tensor]:
-    """The residual stream after an update, and a linear map of its norm.
+def norm_linear(stream: Stream, norm: Tensor, eps: float, weights: Linear) -> tuple[Tensor, Tensor]:
+    """The residual stream after its update, and a linear map of its norm.
 
     Args:
-        x, update: the residual stream, [N, D].
-        norm: [D], weights of the RMS norm.
+        stream: of [N, D].
+        norm: [D], weights of the RMS norm: those that the stream is scaled by, if it is.
         eps: of the norm.
         weights: D -> O.
 
     Returns:
         x + update [N, D], rounded to its dtype (`x` itself without an update), and [N, O].
     """
-    x, normed = add_rms_norm(x, update, norm, eps)
+    x, normed = add_rms_norm(stream.x, stream.update, norm, eps)
     return x, weights(normed)
 
 
 def norm_gated(
-    x: Tensor,
-    update: Tensor | None,
-    norm: Tensor,
-    eps: float,
-    weights: Linear,
-    activation: Activation = "silu",
+    stream: Stream, norm: Tensor, eps: float, weights: Linear, activation: Activation = "silu"
 ) -> tuple[Tensor, Tensor]:
     """`norm_linear` to [N, 2 I], a gate, then what it gates, and `gated` of that: [N, I]."""
-    x, gate_up = norm_linear(x, update, norm, eps, weights)
+    x, gate_up = norm_linear(stream, norm, eps, weights)
     return x, gated(gate_up, activation)
 
 
-def linear_add(y: Tensor, weights: Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Update the residual stream by a linear map of `y` [N, in].
+def linear_add(
+    y: Tensor,
+    weights: Linear,
+    x: Tensor,
+    norm: Tensor | None = None,  # noqa: ARG001
+) -> Stream:
+    """Update the residual stream `x` [N, D] by a linear map of `y` [N, in].
+
+    Args:
+        y: [N, in].
+        weights: in -> D.
+        x: [N, D].
+        norm: [D], weights of the norm that comes next, which may be begun; None: none is.
 
     Returns:
-        The stream: `x` and the update, or their sum and None. Either way the update is rounded to
-        its dtype before the sum is.
+        `x` and the update, or their sum. Either way the update is rounded to its dtype before the
+        sum is.
     """
-    return x, weights(y)
+    return Stream(x, weights(y))
 
 
 def _granted(count: int) -> int:

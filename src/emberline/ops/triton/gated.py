@@ -8,13 +8,17 @@ import triton.language as tl
 from torch import Tensor
 
 from emberline.ops.gated import Activation
+from emberline.ops.triton.gpu import await_inputs, early_start
 
 COLUMNS = 512  # of a row that a program takes
 
 
 @triton.jit
-def _gate(gate_up, out, stride, width, SILU: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(
+    gate_up, out, stride, width, SILU: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """A piece of one row a program."""
+    await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -38,6 +42,6 @@ def gated(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     if count:
         _gate[(count, triton.cdiv(width, COLUMNS))](
             gate_up, out, gate_up.stride(0), width,
-            SILU=activation == "silu", BLOCK=COLUMNS, num_warps=2,
+            SILU=activation == "silu", BLOCK=COLUMNS, num_warps=2, **early_start(out.device),
         )  # fmt: skip
     return out

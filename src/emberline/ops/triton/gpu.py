@@ -32,9 +32,9 @@ def shared_memory(device: torch.device) -> int:
 
 @cache
 def early_start(device: torch.device) -> dict[str, bool]:
-    """Launch options of a kernel that calls `start_next` and `await_inputs`.
+    """Launch options of a kernel that calls `await_inputs`.
 
-    Such a kernel's programs start as soon as all of the kernel before are running and leave room:
+    Such a kernel's programs start once all of the kernel before have their inputs and leave room:
     its launch, and what it reads of weights, cost no time of their own.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < EARLY_FROM:
@@ -43,18 +43,31 @@ def early_start(device: torch.device) -> dict[str, bool]:
 
 
 @triton.jit
-def start_next(EARLY: tl.constexpr):
-    """Let the next kernel's programs start. It waits for this kernel's end where it has to."""
+def await_inputs(EARLY: tl.constexpr):
+    """Wait for the end of all kernels before this one, then let the next one start.
+
+    Every program has to call this once, before it reads what a kernel wrote or writes what one may
+    still read: the kernel after it relies on it. Weights may be read before. To let the next one
+    start any sooner would let the ones after it start as well, and waiting they are in the way.
+    """
     if EARLY:
+        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def await_inputs(EARLY: tl.constexpr):
-    """Wait for the end of all kernels before this one.
+def start_next(EARLY: tl.constexpr):
+    """Nothing; about to go."""
 
-    Every program has to call this before it ends, and before it reads what a kernel wrote or writes
-    what one may still read: the kernel after it relies on it too. Weights may be read before.
-    """
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
+
+@triton.jit
+def fetch_ahead(pointers):
+    """Ask for the cache lines at `pointers`, and go on."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

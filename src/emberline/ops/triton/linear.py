@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from emberline.ops.gated import Activation
-from emberline.ops.linear import Linear
+from emberline.ops.linear import Linear, Stream
 from emberline.ops.triton.fixed_linear import fixed_linear
 from emberline.ops.triton.gated import gated
 from emberline.ops.triton.norm import add_rms_norm
-from emberline.ops.triton.skinny import few_rows, takes
+from emberline.ops.triton.skinny import few_rows, few_rows_add, takes
 
 
 def linear(x: Tensor, weights: Linear, *, fixed_order: bool = False) -> Tensor:
@@ -26,24 +26,18 @@ def linear(x: Tensor, weights: Linear, *, fixed_order: bool = False) -> Tensor:
 
 
 def norm_linear(
-    x: Tensor,
-    update: Tensor | None,
-    norm: Tensor,
-    eps: float,
-    weights: Linear,
-    *,
-    fixed_order: bool = False,
+    stream: Stream, norm: Tensor, eps: float, weights: Linear, *, fixed_order: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`ops.linear.norm_linear`: one launch for few rows without an update, else two."""
-    if not fixed_order and update is None and _norms_inside(x, weights):
-        return x, few_rows(x, weights, norm=norm, eps=eps)
-    x, normed = add_rms_norm(x, update, norm, eps)
+    """`ops.linear.norm_linear`: one launch for few rows that are scaled already, else two."""
+    scaled = stream.scaled
+    if scaled is not None and takes(scaled.rows, weights):
+        return stream.x, few_rows(scaled.rows, weights, squares=scaled.squares, eps=eps)
+    x, normed = add_rms_norm(stream.x, stream.update, norm, eps)
     return x, linear(normed, weights, fixed_order=fixed_order)
 
 
 def norm_gated(
-    x: Tensor,
-    update: Tensor | None,
+    stream: Stream,
     norm: Tensor,
     eps: float,
     weights: Linear,
@@ -51,25 +45,22 @@ def norm_gated(
     *,
     fixed_order: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`ops.linear.norm_gated`: one launch for few rows without an update, else two or three."""
-    few = not fixed_order and takes(x, weights)
-    if few and update is None and _norms_inside(x, weights):
-        return x, few_rows(x, weights, norm=norm, eps=eps, gate=activation)
-    x, normed = add_rms_norm(x, update, norm, eps)
-    if few:
+    """`ops.linear.norm_gated`: one launch for few rows that are scaled, else two or three."""
+    scaled = stream.scaled
+    if scaled is not None and takes(scaled.rows, weights):
+        squares = scaled.squares
+        return stream.x, few_rows(scaled.rows, weights, squares=squares, eps=eps, gate=activation)
+    x, normed = add_rms_norm(stream.x, stream.update, norm, eps)
+    if not fixed_order and takes(x, weights):
         return x, few_rows(normed, weights, gate=activation)
     return x, gated(linear(normed, weights, fixed_order=fixed_order), activation)
 
 
 def linear_add(
-    y: Tensor, weights: Linear, x: Tensor, *, fixed_order: bool = False
-) -> tuple[Tensor, Tensor | None]:
+    y: Tensor, weights: Linear, x: Tensor, norm: Tensor | None = None, *, fixed_order: bool = False
+) -> Stream:
     """`ops.linear.linear_add` in one launch: few rows are added to, others leave an update."""
-    if not fixed_order and takes(y, weights):
-        return few_rows(y, weights, residual=x), None
-    return x, linear(y, weights, fixed_order=fixed_order)
-
-
-def _norms_inside(x: Tensor, weights: Linear) -> bool:
-    """Whether a norm goes along: in float16 an input times its weight could be too large."""
-    return x.dtype != torch.float16 and takes(x, weights)
+    if fixed_order or not takes(y, weights):
+        return Stream(x, linear(y, weights, fixed_order=fixed_order))
+    # In float16 a row times the weights could be too large before it is divided.
+    return few_rows_add(y, weights, x, None if x.dtype == torch.float16 else norm)

@@ -7,16 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from emberline.ops.triton.gpu import await_inputs, early_start
+
 
 @triton.jit
 def _add_norm_row(
     x, update, weight, total_out, normed_out, x_stride, update_stride, width, eps,
-    ADDS: tl.constexpr, BLOCK: tl.constexpr,
+    ADDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One row a program. Rounds where the plain op does: the sum, the normed row, the product."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    await_inputs(EARLY)
     total = tl.load(x + row * x_stride + column, mask=inside, other=0.0)
     dtype = total.dtype
     if ADDS:
@@ -25,7 +29,6 @@ def _add_norm_row(
         tl.store(total_out + row * width + column, total, mask=inside)
     wide = total.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     scaled = normed.to(dtype).to(tl.float32) * factor
     tl.store(normed_out + row * width + column, scaled.to(dtype), mask=inside)
 
@@ -43,5 +46,6 @@ def add_rms_norm(
             x, update, weight, total, normed,
             x.stride(0), 0 if update is None else update.stride(0), width, eps,
             ADDS=update is not None, BLOCK=block, num_warps=max(1, min(16, block // 256)),
+            **early_start(x.device),
         )  # fmt: skip
     return total, normed
