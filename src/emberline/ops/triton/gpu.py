@@ -37,7 +37,8 @@ def early_start(device: torch.device) -> dict[str, bool]:
     Such a kernel's programs start once all of the kernel before have their inputs and leave room:
     its launch, and what it reads of weights, cost no time of their own.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < EARLY_FROM:
+    there = device.type == "cuda" and torch.cuda.is_available()
+    if not there or torch.cuda.get_device_capability(device) < EARLY_FROM:
         return {"EARLY": False}
     return {"EARLY": True, "launch_pdl": True}
 
