@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from emberline.batch import Admission, DraftProposal, StepShape
@@ -20,6 +21,7 @@ from emberline.verify.outlook import (
     Outlook,
     Padding,
     Prices,
+    Ranked,
     highest,
     tokens_per_second,
     tokens_per_second_by_depth,
@@ -393,13 +395,13 @@ def scripted_steps(seed: int) -> list[dict[int, list[float]]]:
     return steps
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_host_that_is_a_step_behind_plans_the_same(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "every"), [(0, 1), (1, 1), (2, 1), (3, 4)])
+def test_a_host_that_is_a_step_behind_plans_the_same(seed: int, every: int) -> None:
     costs = StepCosts(
         target=((1, 1, 1.0), (1, 4, 1.1), (1, 8, 2.0), (1, 9, 9.0), (4, 4, 2.0), (4, 20, 5.0)),
         draft=((1, 1, 0.15), (1, 4, 0.35), (4, 4, 0.5)),
     )
-    in_time, behind = LaggedTopK(costs, eighths), LaggedTopK(costs, eighths)
+    in_time, behind = LaggedTopK(costs, eighths, every), LaggedTopK(costs, eighths, every)
     waiting: list[tuple[StepShape, Tensor, Tensor]] = []
     plans, num_undrafted = set(), 0
     for confidence in scripted_steps(seed):
@@ -480,6 +482,27 @@ def test_a_depth_is_worth_what_its_drafts_are(
             assert set(theta) == set(alone)
         assert theta[-1] == pytest.approx(alone[-1], rel=1e-12)
         assert 0.98 * alone.max() <= theta.max() <= alone.max() * (1 + 1e-12)
+
+
+def test_a_plan_is_kept_while_about_as_many_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    look = outlook.tokens_per_second_by_depth
+
+    def counted(ranked: Ranked, shape: StepShape, prices: Prices) -> NDArray[np.float64]:
+        looks.append(len(shape.serials))
+        return look(ranked, shape, prices)
+
+    monkeypatch.setattr(outlook, "tokens_per_second_by_depth", counted)
+    planner = LaggedTopK(CLIFF, every=5)
+    sure = dict.fromkeys(range(16), [1.0] * 4)
+    first = [sum(step(planner, sure)) for _ in range(13)]
+    assert looks == [16] * 5  # thrice until something is known, then every fifth
+    assert len(set(first)) == 1
+    # One request more has the same share verified; a quarter fewer are looked at by themselves.
+    assert sum(step(planner, {**sure, 99: [1.0] * 4})) == -(-first[0] * 17 // 16)
+    assert looks == [16] * 5
+    step(planner, dict.fromkeys(range(12), [1.0] * 4))
+    assert looks[5:] == [12]
 
 
 def test_what_the_device_is_left_to_do() -> None:

@@ -38,6 +38,9 @@ from emberline.verify.planner import (
 )
 from emberline.verify.step_cost import StepCosts
 
+PLAN_EVERY = 16
+"""Steps for which a plan is kept where steps run behind the host."""
+
 
 def build_engine(
     model: Path,
@@ -291,12 +294,17 @@ def make_planner(
     costs: StepCosts | None,
     padding: Padding | None = None,
 ) -> Planner:
-    """A planner of that name, with `planner_costs` of it; `padding`: sizes that steps run at."""
+    """A planner of that name, with `planner_costs` of it; `padding`: sizes that steps run at.
+
+    Steps that are padded run behind the host, and are too short for a look at each of them.
+    """
     if name == "threshold":
         return Threshold(settings.threshold)
     if costs is None:
         return VerifyAll()
-    return CausalGreedy(costs) if name == "causal_greedy" else LaggedTopK(costs, padding)
+    if name == "causal_greedy":
+        return CausalGreedy(costs)
+    return LaggedTopK(costs, padding, every=1 if padding is None else PLAN_EVERY)
 
 
 def planning(name: PlannerName, settings: SpeculationConfig) -> dict[str, object]:

@@ -153,14 +153,13 @@ def run_device_step(parts: DeviceParts, bucket: Bucket) -> Tensor:
     num_drafted = _num_drafted(states, block)
     admitted = _admit(parts, num_drafted, block)
     if bucket.chunk:
-        known_lens, windows = controls.known_lens(count), controls.samples(count)
+        known_lens, samples = controls.known_lens(count), controls.samples(count)
         known_ids, known_start_loc = controls.known_ids(bucket.num_tokens), start_loc(known_lens)
-        query_lens = known_lens
     else:
-        known_lens, known_ids = states.alive, states.anchors
-        known_start_loc = torch.arange(count + 1, device=slots.device)
-        query_lens = windows = states.alive + admitted
-    places = _lay_out(parts, bucket, query_lens, windows)
+        known_lens = samples = states.alive
+        known_ids, known_start_loc = states.anchors, None
+    drafts = None if block is None else admitted
+    places = _lay_out(parts, bucket, known_lens, samples, drafts)
     draft_ids = slots.new_empty((count, 0)) if block is None else block.token_ids
     batch = fill_batch(
         places,
@@ -184,14 +183,14 @@ def run_device_step(parts: DeviceParts, bucket: Bucket) -> Tensor:
     verdict, owners = accept(
         output.logits,
         places.window_start,
-        windows,
+        places.window_lens,
         draft_ids,
         None if block is None else block.logits,
         None if block is None else block.normalisers,
         temperatures=states.temperatures,
         coupled=states.coupled,
         seeds=states.seeds,
-        first_positions=states.start_positions + known_lens,
+        first_positions=batch.first_positions,
         coins=bucket.coins,
     )
     if parts.drafter is not None and output.taps is not None:
@@ -238,10 +237,9 @@ def draw_block(parts: DeviceParts, bucket: Bucket) -> tuple[SlotStates, DrawnBlo
 
 def _num_drafted(states: SlotStates, block: DrawnBlock | None) -> Tensor:
     """[B] drafts that may be verified. What was drawn from no distribution may not."""
-    limits = states.draft_limits * states.alive
     if block is None or block.normalisers is None:
-        return limits
-    return sound_lens(block.normalisers, limits)
+        return states.draft_limits
+    return sound_lens(block.normalisers, states.draft_limits)
 
 
 def _admit(parts: DeviceParts, num_drafted: Tensor, block: DrawnBlock | None) -> Tensor:
@@ -255,15 +253,22 @@ def _admit(parts: DeviceParts, num_drafted: Tensor, block: DrawnBlock | None) ->
 
 
 def _lay_out(
-    parts: DeviceParts, bucket: Bucket, query_lens: Tensor, windows: Tensor
+    parts: DeviceParts,
+    bucket: Bucket,
+    known_lens: Tensor,
+    samples: Tensor,
+    drafts: Tensor | None,
 ) -> DeviceLayout:
     # A chunk's rows follow each other anyway: no granule fits prompts of any length.
     spread = parts.layout == "static" and not bucket.chunk
     width = 1 + bucket.num_drafts
+    # Where there is room for the logits of all tokens, they need not be picked.
+    scores_all = bucket.num_scored == bucket.num_tokens
     return lay_out(
-        query_lens,
-        windows,
-        windows,
+        known_lens,
+        samples,
+        known_lens if scores_all else samples,
+        drafts,
         num_tokens=bucket.num_tokens,
         num_scored=bucket.num_scored,
         num_rows=_num_rows(bucket) if spread else None,
@@ -309,9 +314,10 @@ def _pack(
     ints.append(verdict.token_ids)
     floats = [] if block is None or block.confidence is None else [block.confidence.flatten()]
     if bucket.num_top is not None:
-        # Nobody's tail has owner -1, whose entry of `asks` is False; nor has -1 a logit.
-        asks = states.asks[owners] & (verdict.token_ids >= 0)
-        scores = score_tokens(logits, verdict.scored_index, verdict.token_ids, asks, bucket.num_top)
+        scores = score_tokens(
+            logits, verdict.scored_index, verdict.token_ids, states.asks, bucket.num_top,
+            owners=owners,
+        )  # fmt: skip
         ints += [scores.ranks, scores.top_ids.flatten()]
         floats += [scores.logprobs, scores.top_logprobs.flatten()]
     if floats:  # two of them take the place of an integer

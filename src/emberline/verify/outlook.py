@@ -3,17 +3,19 @@
 Owns the memory of earlier confidences and the arithmetic of tokens a second. Must not know what is
 done with it: admission is the planners'.
 
-Everything here is settled by steps that lie exactly `LAG` back, and by costs measured beforehand.
-So it can depend on no draft of the step that it plans, and an engine whose host runs one step
-behind its device knows it in time: step n's confidences come back once step n + 1 is on its way,
-and are first used to plan step n + 2. Steps are told apart by their order: every one of them is
-planned, and learnt unless nobody drafts in it.
+Everything here is settled by steps that lie `LAG` back or further, and by costs measured
+beforehand. So it can depend on no draft of the step that it plans, and an engine whose host runs
+one step behind its device knows it in time: step n's confidences come back once step n + 1 is on
+its way, and are first used to plan step n + 2. Steps are told apart by their order: every one of
+them is planned, and learnt unless nobody drafts in it. A plan may be kept for several steps: what
+blocks are worth changes slowly, and looking costs the host as much as the rest of a step.
 
 Planning is host time of every step, so everything is done in arrays, never request by request.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,6 +45,8 @@ PROBE_EVERY = 32
 """Steps without drafting after which one request drafts, so that the mean stays true."""
 MOST_POINTS = 256
 """Budgets at which depths are compared: every one, or with more drafts every second, third .."""
+MOST_CHANGE = 8
+"""A kept plan is for as many requests, to within this part of them."""
 KEPT_PRICES = 64
 """Kinds of steps whose seconds are kept: decode steps come again and again."""
 
@@ -180,11 +184,23 @@ class Outlook:
     nobody has ever drafted is expected to survive: the first steps verify everything.
 
     Depths and budgets are the best at some prices, `rule` saying what a budget's best is.
+
+    Args:
+        prices: of steps.
+        rule: of budgets.
+        every: steps for which depth and the verified share of all drafts are kept, while about as
+            many requests run. 1: every step is looked at by itself.
     """
 
-    def __init__(self, prices: Prices, rule: BudgetRule) -> None:
+    def __init__(self, prices: Prices, rule: BudgetRule, every: int = 1) -> None:
         self._prices = prices
         self._rule = rule
+        self._every = every
+        self._age = every  # steps since the plan that is kept; `every`: it is not good any more
+        self._depth = 0  # of that plan
+        self._share = 1.0  # of its drafts that are verified
+        self._num_reqs = 0  # that it was made for
+        self._num_drafting = 0  # steps in which somebody could draft
         self._steps: deque[_Step] = deque()  # the latest, at most `LAG` once one is planned
         self._known = _NOTHING  # of the step `LAG` before the one being planned
         self._mean = np.ones(0)  # by position
@@ -206,7 +222,11 @@ class Outlook:
             RuntimeError: the step `LAG` before this one was never learnt.
         """
         self._begin(shape.serials)
-        depths = self._depths(shape) if any(shape.draft_limits) else shape.draft_limits
+        depths = shape.draft_limits
+        if any(depths):
+            self._age += 1
+            self._num_drafting += 1
+            depths = self._depths(shape) if self._is_due(shape) else self._kept_depths(shape)
         if not any(depths):
             self._steps[-1].learnt = _NOTHING
         return depths
@@ -216,9 +236,13 @@ class Outlook:
 
         Asked after the depths of the step, which are the draft limits of `shape`.
         """
-        assert self._ranked is not None
-        drawn = self._ranked.within(np.array(shape.draft_limits))
-        return self._rule(tokens_per_second(drawn, shape, self._prices))
+        drawn = sum(shape.draft_limits)
+        if self._ranked is None:
+            return math.ceil(self._share * drawn)
+        ranked = self._ranked.within(np.array(shape.draft_limits))
+        budget = self._rule(tokens_per_second(ranked, shape, self._prices))
+        self._share = budget / drawn
+        return budget
 
     def learn(self, shape: StepShape, now: Confidences | None) -> None:
         """Take the confidences of the oldest step that waits for its own.
@@ -262,10 +286,31 @@ class Outlook:
             if learnt is None:
                 raise RuntimeError(f"the confidences of {LAG} steps ago have not come")
             self._known = learnt
-            self._average(learnt)
         self._steps.append(_Step(serials))
 
+    def _is_due(self, shape: StepShape) -> bool:
+        """Whether this step is to be looked at by itself."""
+        change = abs(len(shape.serials) - self._num_reqs)
+        is_probe = self._num_undrafted + 1 == PROBE_EVERY
+        return (
+            self._age >= self._every
+            or self._num_drafting <= LAG + 1  # the first confidences have only come by then
+            or bool(shape.predicted)
+            or is_probe
+            or change * MOST_CHANGE > self._num_reqs
+        )
+
+    def _kept_depths(self, shape: StepShape) -> tuple[int, ...]:
+        """Those of the plan that is kept."""
+        if not self._depth:
+            self._num_undrafted += 1
+        if self._depth >= max(shape.draft_limits):
+            return shape.draft_limits
+        return tuple([min(limit, self._depth) for limit in shape.draft_limits])
+
     def _depths(self, shape: StepShape) -> tuple[int, ...]:
+        self._average(self._known)
+        self._age, self._num_reqs = 0, len(shape.serials)
         expected = self.expected(shape)
         limits, chances = expected.lens, _chances(shape)
         drawn = (limits > 0) & (chances == 0)
@@ -273,7 +318,7 @@ class Outlook:
         every = tokens_per_second_by_depth(self._ranked, shape, self._prices)
         best = [theta[self._rule(theta)] for theta in every]
         # A deeper block at no cost is welcome: what is drawn can still be left unverified.
-        depth = int(np.flatnonzero(np.array(best) == max(best))[-1])
+        depth = self._depth = int(np.flatnonzero(np.array(best) == max(best))[-1])
         if depth or not drawn.any():
             self._num_undrafted = 0
         else:

@@ -199,7 +199,8 @@ class LaggedTopK:
     expects: what an engine can know whose host runs a step behind its device. It counts steps,
     never time. The allocation is by current survival, ties to the earlier position, then to the
     earlier request. Without confidences every draft is verified. Where steps are padded to sizes,
-    the budgets that win fill one.
+    the budgets that win fill one. With `every` it looks at every so many steps only, and keeps
+    depth and share for those between.
 
     Does not look at the token it admits: the budget and the depth were settled before anything was
     drawn. Given them, k of a block is in if fewer than m drafts rank before it. Of its own block
@@ -207,8 +208,8 @@ class LaggedTopK:
     goes to the earlier position). So whether k is in reads confidences up to k of its own block.
     """
 
-    def __init__(self, costs: StepCosts, padding: Padding | None = None) -> None:
-        self._outlook = Outlook(Prices(costs, padding), highest)
+    def __init__(self, costs: StepCosts, padding: Padding | None = None, every: int = 1) -> None:
+        self._outlook = Outlook(Prices(costs, padding), highest, every)
 
     def depths(self, shape: StepShape) -> tuple[int, ...]:
         """The depth that the outlook favours."""
