@@ -140,6 +140,8 @@ class TokenLayout:
     def score(self, x: Tokens) -> Scored:
         """[T, ...] to [Q, ...]."""
         _expect(x, self.num_tokens, "token")
+        if self.num_scored == self.num_tokens:  # each is its own: there are no more to pick
+            return Scored(x)
         return Scored(x[self.token_of_scored])
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 from torch import Tensor
@@ -179,6 +181,29 @@ def test_the_batch_is_known_tokens_and_admitted_drafts() -> None:
     assert batch.slot_mapping[:7].tolist() == slots
     assert (batch.slot_mapping[7:] < PAGE).all()  # page 0: scratch
     assert batch.seq_lens.tolist() == [8, 12, 1, 0]
+    assert batch.first_positions.tolist()[:3] == [6, 10, 1]
+
+
+def test_a_decode_step_is_an_anchor_of_each_request_and_its_drafts() -> None:
+    alive, drafts = ints(1, 1, 0, 1), ints(2, 0, 0, 3)
+    layout = lay_out(alive, alive, alive, drafts, num_tokens=9, num_scored=9)
+    summed = lay_out(*[alive + drafts] * 3, num_tokens=9, num_scored=9)
+    assert layout.window_lens.tolist() == [3, 1, 0, 4]
+    for field in fields(layout):
+        assert torch.equal(getattr(layout, field.name), getattr(summed, field.name)), field.name
+    batch = fill_batch(
+        layout,
+        known_ids=ints(60, 61, 62, 63),
+        known_start_loc=None,
+        start_positions=ints(5, 9, 0, 2),
+        draft_ids=ints(*range(100, 112)).view(4, 3),
+        page_table=torch.arange(1, 21, device=DEVICE).view(4, 5),
+        page_size=PAGE,
+    )
+    assert batch.token_ids.tolist() == [60, 100, 101, 61, 63, 109, 110, 111, 0]
+    assert batch.positions.tolist() == [5, 6, 7, 9, 2, 3, 4, 5, 0]
+    firsts = batch.first_positions.tolist()
+    assert [firsts[req] for req in (0, 1, 3)] == [6, 10, 3]
 
 
 def test_a_bucket_that_is_too_small_cuts_the_last_tokens() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 
@@ -104,6 +106,21 @@ def test_temperatures_give_the_processed_values() -> None:
     wanted = plain.score_tokens(Scored(divided), index, index, 3)
     torch.testing.assert_close(ours.logprobs, wanted.logprobs, rtol=0, atol=1e-5)
     assert torch.equal(ours.top_ids, wanted.top_ids)
+
+
+def test_requests_ask_for_all_of_their_tokens_and_nobody_for_the_others() -> None:
+    logits = random_logits(5, 3000)
+    index = torch.arange(5, device=DEVICE)
+    ids = torch.tensor([3, 8, -1, 9, 4], device=DEVICE)
+    owners = torch.tensor([1, 0, 1, 1, -1], device=DEVICE)
+    asks = torch.tensor([False, True], device=DEVICE)
+    by_request = score_tokens(logits, index, ids, asks, 2, owners=owners)
+    asked = torch.tensor([True, False, False, True, False], device=DEVICE)
+    by_token = score_tokens(logits, index, ids, asked, 2)
+    for field in fields(by_token):
+        ours, wanted = getattr(by_request, field.name), getattr(by_token, field.name)
+        assert torch.equal(ours.nan_to_num(7.0), wanted.nan_to_num(7.0)), field.name
+    assert by_request.ranks.gt(0).tolist() == asked.tolist()
 
 
 def test_what_the_kernels_cannot_do_is_refused() -> None:

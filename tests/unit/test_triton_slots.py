@@ -63,7 +63,7 @@ def test_a_step_reads_its_requests_in_its_own_order() -> None:
     assert torch.equal(
         states.draft_purposes, block_purposes(states.coupled, states.start_positions)
     )
-    assert states.asks.tolist() == [True, False, False, False, True, False]
+    assert states.asks.tolist() == [True, False, False, False, True]
     assert states.page_table[:, [0, 65]].tolist() == [
         [3000, 3065],
         [0, 65],

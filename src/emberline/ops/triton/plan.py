@@ -17,14 +17,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-REQS = 64  # requests that a program looks at together
+from emberline.ops.triton.gpu import await_inputs, early_start, start_next
+
+REQS = 64  # requests whose drafts a program looks at together
+LENS = 256  # requests whose lengths it does
+SLOTS = 8  # of a block, at least: one variant of a kernel serves most blocks
 TOKENS = 128  # tokens that a program writes together
 
 
-@triton.jit(do_not_specialize=["num_reqs"])
+@triton.jit(do_not_specialize=["num_reqs", "num_drafts"])
 def _sound_lens(
-    normalisers, num_drafted, lens, num_reqs, num_drafts, SLOTS: tl.constexpr, REQS: tl.constexpr
-):
+    normalisers, num_drafted, lens, num_reqs, num_drafts,
+    SLOTS: tl.constexpr, REQS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    start_next(EARLY)
+    await_inputs(EARLY)
     req = tl.program_id(0) * REQS + tl.arange(0, REQS)
     slot = tl.arange(0, SLOTS)
     there = req < num_reqs
@@ -55,40 +62,52 @@ def sound_lens(normalisers: Tensor, num_drafted: Tensor) -> Tensor:
     if num_reqs:
         _sound_lens[(triton.cdiv(num_reqs, REQS),)](
             normalisers, num_drafted, lens, num_reqs, num_drafts,
-            SLOTS=triton.next_power_of_2(max(num_drafts, 1)), REQS=REQS,
+            SLOTS=_slots(num_drafts), REQS=REQS, **early_start(lens.device),
         )  # fmt: skip
     return lens
 
 
+def _slots(num_drafts: int) -> int:
+    return max(SLOTS, triton.next_power_of_2(num_drafts))
+
+
 @triton.jit
-def _survival(confidence, before):
-    """Of one more draft. NaN counts as 0: unknown is not worth verifying."""
+def _sure(confidence):
+    """As float64. NaN counts as 0: unknown is not worth verifying."""
     known = tl.where(confidence == confidence, confidence, 0.0)
-    return before * tl.minimum(tl.maximum(known, 0.0), 1.0).to(tl.float64)
+    return tl.minimum(tl.maximum(known, 0.0), 1.0).to(tl.float64)
 
 
-@triton.jit(do_not_specialize=["num_reqs"])
+@triton.jit(do_not_specialize=["num_reqs", "num_drafts"])
 def _allocate(
     confidence, num_drafted, budget, threshold, num_admitted, num_reqs, num_drafts,
-    SLOTS: tl.constexpr, REQS: tl.constexpr,
+    SLOTS: tl.constexpr, REQS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One request a program: for each of its drafts it counts those that come first."""
+    """One request a program: for each of its drafts it counts those that come first.
+
+    Confidences are read all at once, and multiplied one by one as the planner does it.
+    """
+    start_next(EARLY)
+    await_inputs(EARLY)
     req = tl.program_id(0)
     slot = tl.arange(0, SLOTS)
+    there = slot < num_drafts
+    sure = _sure(tl.load(confidence + req * num_drafts + slot, mask=there, other=0.0))
     own = tl.zeros((SLOTS,), tl.float64)
     survival = tl.full((), 1.0, tl.float64)
     for k in range(num_drafts):
-        survival = _survival(tl.load(confidence + req * num_drafts + k), survival)
+        survival *= tl.sum(tl.where(slot == k, sure, 0.0), 0)
         own = tl.where(slot == k, survival, own)
     first = tl.zeros((SLOTS,), tl.int64)
     for lo in range(0, num_reqs, REQS):
         other = lo + tl.arange(0, REQS)
-        there = other < num_reqs
-        drafted = tl.load(num_drafted + other, mask=there, other=0)
+        drafted = tl.load(num_drafted + other, mask=other < num_reqs, other=0)
+        at = other[:, None] * num_drafts + slot
+        read = (other < num_reqs)[:, None] & there
+        sure = _sure(tl.load(confidence + at, mask=read, other=0.0))
         theirs = tl.full((REQS,), 1.0, tl.float64)
         for k in range(num_drafts):
-            c = tl.load(confidence + other * num_drafts + k, mask=there, other=0.0)
-            theirs = _survival(c, theirs)
+            theirs *= tl.sum(tl.where(slot[None, :] == k, sure, 0.0), 1)
             earlier = (k < slot[None, :]) | ((k == slot[None, :]) & (other[:, None] < req))
             ahead = (theirs[:, None] > own[None, :]) | ((theirs[:, None] == own[None, :]) & earlier)
             ahead = ahead & (k < drafted)[:, None]
@@ -122,7 +141,7 @@ def allocate(
         _allocate[(num_reqs,)](
             confidence.contiguous(), num_drafted, budget, threshold, num_admitted,
             num_reqs, num_drafts,
-            SLOTS=triton.next_power_of_2(max(num_drafts, 1)), REQS=REQS,
+            SLOTS=_slots(num_drafts), REQS=REQS, **early_start(num_drafted.device),
         )  # fmt: skip
     return num_admitted
 
@@ -146,22 +165,32 @@ class DeviceLayout:
     window_start: Tensor  # [B] int64, scored space
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_tokens", "num_scored", "num_rows"])
+@triton.jit(do_not_specialize=["num_reqs", "num_tokens", "num_scored", "num_rows", "granule"])
 def _lay_out(
-    query_lens, window_lens, scored_lens,
-    query_start_loc, req_of_token, offset_of_token, row_of_token,
+    query_lens, window_lens, scored_lens, drafts,
+    query_start_loc, windows, req_of_token, offset_of_token, row_of_token,
     scored_start_loc, token_of_scored, window_start,
-    num_reqs, num_tokens, num_scored, num_rows,
-    GRANULE: tl.constexpr, REQS: tl.constexpr, TOKENS: tl.constexpr,
+    num_reqs, num_tokens, num_scored, num_rows, granule,
+    LENS: tl.constexpr, TOKENS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program b writes request b's part of every tensor, program B what belongs to none."""
+    start_next(EARLY)
+    await_inputs(EARLY)
     req = tl.program_id(0)
-    other = tl.arange(0, REQS)
-    mine = other < req
-    lens = tl.load(query_lens + other, mask=mine, other=0)
-    start = tl.sum(lens, 0)
-    row_start = tl.sum((lens + GRANULE - 1) // GRANULE * GRANULE, 0)
-    scored_start = tl.sum(tl.load(scored_lens + other, mask=mine, other=0), 0)
+    start = tl.full((), 0, tl.int64)
+    row_start = tl.full((), 0, tl.int64)
+    scored_start = tl.full((), 0, tl.int64)
+    for lo in range(0, req, LENS):
+        other = lo + tl.arange(0, LENS)
+        lens = tl.load(query_lens + other, mask=other < req, other=0)
+        scored = tl.load(scored_lens + other, mask=other < req, other=0)
+        if drafts is not None:
+            more = tl.load(drafts + other, mask=other < req, other=0)
+            lens += more
+            scored += more
+        start += tl.sum(lens, 0)
+        row_start += tl.sum((lens + granule - 1) // granule * granule, 0)
+        scored_start += tl.sum(scored, 0)
     tl.store(query_start_loc + req, start)
     tl.store(scored_start_loc + req, scored_start)
     lane = tl.arange(0, TOKENS)
@@ -179,6 +208,12 @@ def _lay_out(
     else:
         length = tl.load(query_lens + req)
         num_own = tl.load(scored_lens + req)
+        window = tl.load(window_lens + req)
+        if drafts is not None:
+            more = tl.load(drafts + req)
+            length += more
+            num_own += more
+            window += more
         for lo in range(0, length, TOKENS):
             offset = lo + lane.to(tl.int64)
             # A bucket that is too small loses its last tokens, and nobody else's memory.
@@ -191,7 +226,7 @@ def _lay_out(
             mask = (index < num_own) & (scored_start + index < num_scored)
             token = start + length - num_own + index
             tl.store(token_of_scored + scored_start + index, token, mask=mask)
-        window = tl.load(window_lens + req)
+        tl.store(windows + req, window)
         tl.store(window_start + req, scored_start + num_own - window)
 
 
@@ -199,6 +234,7 @@ def lay_out(
     query_lens: Tensor,
     window_lens: Tensor,
     scored_lens: Tensor,
+    drafts: Tensor | None = None,
     *,
     num_tokens: int,
     num_scored: int,
@@ -211,6 +247,7 @@ def lay_out(
         query_lens: [B] int64, tokens each request forwards; 0: it does not live.
         window_lens: [B] int64, trailing tokens each samples from.
         scored_lens: [B] int64, trailing tokens that get logits.
+        drafts: [B] int64, tokens more in each of the three; None: none.
         num_tokens: T of the bucket, at least the sum of `query_lens`.
         num_scored: Q of the bucket, at least the sum of `scored_lens`.
         num_rows: R of the bucket, None = T. Padding takes the last of them.
@@ -223,7 +260,7 @@ def lay_out(
 
     layout = DeviceLayout(
         query_start_loc=ints(num_reqs + 1),
-        window_lens=window_lens,
+        window_lens=ints(num_reqs),
         req_of_token=ints(num_tokens),
         offset_of_token=ints(num_tokens),
         row_of_token=ints(num_tokens),
@@ -232,11 +269,12 @@ def lay_out(
         window_start=ints(num_reqs),
     )
     _lay_out[(num_reqs + 1,)](
-        query_lens, window_lens, scored_lens,
-        layout.query_start_loc, layout.req_of_token, layout.offset_of_token, layout.row_of_token,
+        query_lens, window_lens, scored_lens, drafts,
+        layout.query_start_loc, layout.window_lens,
+        layout.req_of_token, layout.offset_of_token, layout.row_of_token,
         layout.scored_start_loc, layout.token_of_scored, layout.window_start,
-        num_reqs, num_tokens, num_scored, num_tokens if num_rows is None else num_rows,
-        GRANULE=width, REQS=triton.next_power_of_2(max(num_reqs, 1)), TOKENS=TOKENS,
+        num_reqs, num_tokens, num_scored, num_tokens if num_rows is None else num_rows, width,
+        LENS=LENS, TOKENS=TOKENS, **early_start(device),
     )  # fmt: skip
     return layout
 
@@ -249,22 +287,30 @@ class DeviceBatch:
     positions: Tensor  # [T] int64, 0 past it
     slot_mapping: Tensor  # [T] int64, past it in page 0, which is scratch
     seq_lens: Tensor  # [B] int64
+    first_positions: Tensor  # [B] int64, of what is drawn at the first entry of each window
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_tokens"])
+@triton.jit(do_not_specialize=["num_reqs", "num_tokens", "num_drafts", "num_pages"])
 def _fill(
-    req_of_token, offset_of_token, query_start_loc, known_ids, known_start_loc, start_positions,
-    draft_ids, page_table, token_ids, positions, slot_mapping, seq_lens,
+    req_of_token, offset_of_token, query_start_loc, window_lens,
+    known_ids, known_start_loc, start_positions, draft_ids, page_table,
+    token_ids, positions, slot_mapping, seq_lens, first_positions,
     num_reqs, num_tokens, num_drafts, num_pages,
-    PAGE: tl.constexpr, TOKENS: tl.constexpr,
+    PAGE: tl.constexpr, TOKENS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    start_next(EARLY)
+    await_inputs(EARLY)
     index = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside = index < num_tokens
     req = tl.load(req_of_token + index, mask=inside, other=-1)
     live = req >= 0
     offset = tl.load(offset_of_token + index, mask=live, other=0)
-    known = tl.load(known_start_loc + req, mask=live, other=0)
-    num_known = tl.load(known_start_loc + req + 1, mask=live, other=0) - known
+    if known_start_loc is None:
+        known = req
+        num_known = tl.full((TOKENS,), 1, tl.int64)
+    else:
+        known = tl.load(known_start_loc + req, mask=live, other=0)
+        num_known = tl.load(known_start_loc + req + 1, mask=live, other=0) - known
     is_draft = live & (offset >= num_known)
     given = tl.load(known_ids + known + offset, mask=live & (offset < num_known), other=0)
     draft = tl.load(draft_ids + req * num_drafts + offset - num_known, mask=is_draft, other=0)
@@ -280,13 +326,15 @@ def _fill(
     length -= tl.load(query_start_loc + index, mask=mask, other=0)
     end = tl.load(start_positions + index, mask=mask, other=0) + length
     tl.store(seq_lens + index, end, mask=mask)
+    window = tl.load(window_lens + index, mask=mask, other=0)
+    tl.store(first_positions + index, end - window + 1, mask=mask)
 
 
 def fill_batch(
     layout: DeviceLayout,
     *,
     known_ids: Tensor,
-    known_start_loc: Tensor,
+    known_start_loc: Tensor | None,
     start_positions: Tensor,
     draft_ids: Tensor,
     page_table: Tensor,
@@ -297,7 +345,7 @@ def fill_batch(
     Args:
         layout: of the step; a request's query is its known tokens and as many drafts as fit.
         known_ids: [any] int64, request-major; of a request that only decodes, its anchor.
-        known_start_loc: [B + 1] int64 in `known_ids`.
+        known_start_loc: [B + 1] int64 in `known_ids`; None: one of each request.
         start_positions: [B] int64, position of the first known token.
         draft_ids: [B, K] int64, contiguous.
         page_table: [B, M] int64, contiguous.
@@ -305,12 +353,12 @@ def fill_batch(
     """
     num_tokens, num_reqs = len(layout.req_of_token), len(start_positions)
     token_ids, positions, slots = (torch.empty_like(layout.req_of_token) for _ in range(3))
-    seq_lens = torch.empty_like(start_positions)
+    seq_lens, first_positions = (torch.empty_like(start_positions) for _ in range(2))
     _fill[(triton.cdiv(max(num_tokens, num_reqs), TOKENS),)](
-        layout.req_of_token, layout.offset_of_token, layout.query_start_loc,
+        layout.req_of_token, layout.offset_of_token, layout.query_start_loc, layout.window_lens,
         known_ids, known_start_loc, start_positions, draft_ids, page_table,
-        token_ids, positions, slots, seq_lens,
+        token_ids, positions, slots, seq_lens, first_positions,
         num_reqs, num_tokens, draft_ids.shape[1], page_table.shape[1],
-        PAGE=page_size, TOKENS=TOKENS,
+        PAGE=page_size, TOKENS=TOKENS, **early_start(seq_lens.device),
     )  # fmt: skip
-    return DeviceBatch(token_ids, positions, slots, seq_lens)
+    return DeviceBatch(token_ids, positions, slots, seq_lens, first_positions)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from emberline.batch import TokenScores
 from emberline.layout import Scored
+from emberline.ops.triton.gpu import await_inputs, early_start, start_next
 from emberline.ops.triton.noise import NO_CANDIDATE, candidate, column_of, finite, tempered
 
 CHUNK = 2048  # columns that are summed together
@@ -28,14 +29,27 @@ PROGRAMS = 2048  # at which a GPU is full: a row is spread over fewer the more r
 
 
 @triton.jit
+def _is_asked(token_ids, asks, owners, n):
+    """Whether token n is to be scored."""
+    if owners is None:
+        return tl.load(asks + n) != 0
+    else:
+        owner = tl.load(owners + n)
+        there = (owner >= 0) & (tl.load(token_ids + n) >= 0)
+        return there & (tl.load(asks + owner, mask=there, other=0) != 0)
+
+
+@triton.jit
 def _read_row(
-    logits, rows, token_ids, asks, temperatures, peaks, masses, aboves, block_keys,
+    logits, rows, token_ids, asks, owners, temperatures, peaks, masses, aboves, block_keys,
     stride, size, num_chunks,
-    TEMPERED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    TEMPERED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (n, i) takes chunks i, i + I, .. of token n's row."""
+    start_next(EARLY)
+    await_inputs(EARLY)
     n = tl.program_id(0).to(tl.int64)
-    if tl.load(asks + n) == 0:
+    if not _is_asked(token_ids, asks, owners, n):
         return
     BLOCKS: tl.constexpr = CHUNK // BLOCK
     logits += tl.load(rows + n) * stride
@@ -61,18 +75,20 @@ def _read_row(
 
 @triton.jit
 def _put_together(
-    logits, rows, token_ids, asks, temperatures, peaks, masses, aboves, block_keys,
+    logits, rows, token_ids, asks, owners, temperatures, peaks, masses, aboves, block_keys,
     logprobs, ranks, top_ids, top_logprobs,
     stride, size, num_chunks, num_top,
     TEMPERED: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, PER_CHUNK: tl.constexpr,
-    TOP: tl.constexpr,
+    TOP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One token a program."""
+    start_next(EARLY)
+    await_inputs(EARLY)
     n = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, TOP)
     top_ids += n * num_top + place
     top_logprobs += n * num_top + place
-    if tl.load(asks + n) == 0:
+    if not _is_asked(token_ids, asks, owners, n):
         # Never a plausible number where nothing was computed.
         tl.store(logprobs + n, float("nan"))
         tl.store(ranks + n, tl.full((), 0, tl.int64))
@@ -132,6 +148,7 @@ def score_tokens(
     asks: Tensor,
     num_top: int,
     temperatures: Tensor | None = None,
+    owners: Tensor | None = None,
 ) -> TokenScores:
     """`sampling.logprobs.score_tokens` for the tokens that ask.
 
@@ -139,10 +156,12 @@ def score_tokens(
         logits: [Q, V] float32, bfloat16 or float16, rows of contiguous columns.
         index: [N] int64, rows of `logits`; read only where `asks`.
         token_ids: [N] int64, likewise.
-        asks: [N] bool.
+        asks: [N] bool; with `owners` [B], by request.
         num_top: L, how many of the most likely ids to report, 0 .. 20 and at most V.
         temperatures: [N] float32 by which a token's row is divided first (0: it is not); None:
             none is.
+        owners: [N] int64, the request of each token; -1 of nobody's, which is not asked for, nor is
+            an id of -1.
 
     Returns:
         Scores in float32. Tokens that do not ask have rank 0, ids -1 and NaN.
@@ -162,17 +181,19 @@ def score_tokens(
     ranks = torch.empty(num_tokens, dtype=torch.int64, device=device)
     top_ids = torch.empty(num_tokens, num_top, dtype=torch.int64, device=device)
     top_logprobs = torch.empty(num_tokens, num_top, device=device)
-    read = (logits, index, token_ids, asks, temperatures, peaks, masses, aboves, block_keys)
+    read = (logits, index, token_ids, asks, owners, temperatures)
+    states, early = (peaks, masses, aboves, block_keys), early_start(device)
     if num_tokens:
         _read_row[(num_tokens, programs_a_row(num_tokens, num_chunks))](
-            *read, logits.stride(0), size, num_chunks,
-            TEMPERED=temperatures is not None, CHUNK=CHUNK, BLOCK=BLOCK,
+            *read, *states, logits.stride(0), size, num_chunks,
+            TEMPERED=temperatures is not None, CHUNK=CHUNK, BLOCK=BLOCK, **early,
         )  # fmt: skip
         _put_together[(num_tokens,)](
-            *read, logprobs, ranks, top_ids, top_logprobs,
+            *read, *states, logprobs, ranks, top_ids, top_logprobs,
             logits.stride(0), size, num_chunks, num_top,
             TEMPERED=temperatures is not None, CHUNKS=triton.next_power_of_2(num_chunks),
             BLOCK=BLOCK, PER_CHUNK=BLOCKS, TOP=triton.next_power_of_2(max(num_top, 1)),
+            **early,
         )  # fmt: skip
     return TokenScores(token_ids, logprobs, ranks, top_ids, top_logprobs)
 

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from emberline.ops.triton.gpu import await_inputs, early_start, start_next
+
 # Columns of a row. The numbers of a live request; a temperature is stored as its float32's bits.
 ANCHOR = tl.constexpr(0)  # last emitted token, which has no KV yet
 LEN = tl.constexpr(1)  # tokens with KV: the anchor's position
@@ -38,27 +40,26 @@ class SlotStates:
     anchors: Tensor  # [B] int64
     start_positions: Tensor  # [B] int64, tokens with KV
     alive: Tensor  # [B] int64, 0 or 1
-    draft_limits: Tensor  # [B] int64, most drafts each may have verified
+    draft_limits: Tensor  # [B] int64, most drafts each may have verified; 0 of one not alive
     seeds: Tensor  # [B] int64
     temperatures: Tensor  # [B] float32
     coupled: Tensor  # [B] bool
     draft_purposes: Tensor  # [B] int64, as `sampling.keys.block_purposes`
-    asks: Tensor  # [B + 1] bool; entry B, of nobody, is False
+    asks: Tensor  # [B] bool
     page_table: Tensor  # [B, M] int32
 
 
-@triton.jit(do_not_specialize=["num_reqs"])
+@triton.jit(do_not_specialize=["num_pages", "num_drafts"])
 def _read(
     rows, slots, limits,
     anchors, starts, alive, draft_limits, seeds, temperatures, coupled, purposes, asks, page_table,
-    row_stride, num_reqs, num_pages, num_drafts,
-    PAGES: tl.constexpr,
+    row_stride, num_pages, num_drafts,
+    PAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i) copies pages of request b; program (b, 0) the rest; (B, 0) ends `asks`."""
+    """Program (b, i) copies pages of request b; program (b, 0) the rest."""
+    start_next(EARLY)
+    await_inputs(EARLY)
     req = tl.program_id(0)
-    if req == num_reqs:
-        tl.store(asks + req, 0)
-        return
     row = rows + tl.load(slots + req) * row_stride
     page = tl.program_id(1) * PAGES + tl.arange(0, PAGES)
     inside = page < num_pages
@@ -108,15 +109,15 @@ def read_slots(
         temperatures=torch.empty(num_reqs, device=device),
         coupled=torch.empty(num_reqs, dtype=torch.bool, device=device),
         draft_purposes=ints(num_reqs),
-        asks=torch.empty(num_reqs + 1, dtype=torch.bool, device=device),
+        asks=torch.empty(num_reqs, dtype=torch.bool, device=device),
         page_table=torch.empty(num_reqs, num_pages, dtype=torch.int32, device=device),
     )
-    _read[(num_reqs + 1, triton.cdiv(num_pages, PAGES))](
+    _read[(num_reqs, triton.cdiv(num_pages, PAGES))](
         rows, slots, limits,
         states.anchors, states.start_positions, states.alive, states.draft_limits, states.seeds,
         states.temperatures, states.coupled, states.draft_purposes, states.asks, states.page_table,
-        rows.stride(0), num_reqs, num_pages, num_drafts,
-        PAGES=PAGES,
+        rows.stride(0), num_pages, num_drafts,
+        PAGES=PAGES, **early_start(device),
     )  # fmt: skip
     return states
 
@@ -124,8 +125,11 @@ def read_slots(
 @triton.jit
 def _advance(
     rows, slots, starts, known_lens, num_accepted, token_ids, emitted_start_loc, row_stride,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One request a program."""
+    start_next(EARLY)
+    await_inputs(EARLY)
     req = tl.program_id(0)
     row = rows + tl.load(slots + req) * row_stride
     begin = tl.load(emitted_start_loc + req)
@@ -163,5 +167,5 @@ def advance_slots(
     if len(slots):
         _advance[(len(slots),)](
             rows, slots, states.start_positions, known_lens, num_accepted, token_ids,
-            emitted_start_loc, rows.stride(0),
+            emitted_start_loc, rows.stride(0), **early_start(rows.device),
         )  # fmt: skip
