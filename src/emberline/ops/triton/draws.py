@@ -47,7 +47,7 @@ class ChunkStates:
     @classmethod
     def empty(cls, num_rows: int, num_chunks: int, device: torch.device) -> ChunkStates:
         """Room for them."""
-        peaks, masses = torch.empty(2, num_rows, num_chunks, device=device).unbind()
+        peaks, masses = (torch.empty(num_rows, num_chunks, device=device) for _ in range(2))
         best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=device)
         return cls(best, peaks, masses)
 

@@ -92,11 +92,11 @@ def _allocate(
     req = tl.program_id(0)
     slot = tl.arange(0, SLOTS)
     there = slot < num_drafts
-    sure = _sure(tl.load(confidence + req * num_drafts + slot, mask=there, other=0.0))
+    mine = _sure(tl.load(confidence + req * num_drafts + slot, mask=there, other=0.0))
     own = tl.zeros((SLOTS,), tl.float64)
     survival = tl.full((), 1.0, tl.float64)
     for k in range(num_drafts):
-        survival *= tl.sum(tl.where(slot == k, sure, 0.0), 0)
+        survival *= tl.sum(tl.where(slot == k, mine, 0.0), 0)
         own = tl.where(slot == k, survival, own)
     first = tl.zeros((SLOTS,), tl.int64)
     for lo in range(0, num_reqs, REQS):
@@ -180,8 +180,8 @@ def _lay_out(
     start = tl.full((), 0, tl.int64)
     row_start = tl.full((), 0, tl.int64)
     scored_start = tl.full((), 0, tl.int64)
-    for lo in range(0, req, LENS):
-        other = lo + tl.arange(0, LENS)
+    for first in range(0, req, LENS):
+        other = first + tl.arange(0, LENS)
         lens = tl.load(query_lens + other, mask=other < req, other=0)
         scored = tl.load(scored_lens + other, mask=other < req, other=0)
         if drafts is not None:

@@ -174,7 +174,7 @@ def score_tokens(
         raise ValueError(f"num_top must be in [0, {min(MOST_TOP, size)}], got {num_top}")
     check_rows(logits)
     device, num_chunks = logits.device, triton.cdiv(size, CHUNK)
-    peaks, masses = torch.empty(2, num_tokens, num_chunks, device=device).unbind()
+    peaks, masses = (torch.empty(num_tokens, num_chunks, device=device) for _ in range(2))
     aboves = torch.empty(num_tokens, num_chunks, dtype=torch.int32, device=device)
     block_keys = torch.empty(num_tokens, num_chunks * BLOCKS, dtype=torch.int64, device=device)
     logprobs = torch.empty(num_tokens, device=device)

@@ -216,8 +216,8 @@ def _emit(
     req = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, REQS)
     start = tl.full((), 0, tl.int64)
-    for lo in range(0, req, REQS):
-        other = lo + lane
+    for first in range(0, req, REQS):
+        other = first + lane
         emits = tl.load(lens + other, mask=other < req, other=0) > 0
         stood = tl.load(num_accepted + other, mask=other < req, other=0)
         start += tl.sum(tl.where(emits, stood + 1, 0), 0)
@@ -307,7 +307,7 @@ def accept(
         return torch.empty(count, dtype=torch.int64, device=device)
 
     num_accepted, final_ids = ints(num_reqs), ints(num_reqs)
-    final_peaks, final_masses = torch.empty(2, num_reqs, device=device).unbind()
+    final_peaks, final_masses = (torch.empty(num_reqs, device=device) for _ in range(2))
     left = torch.empty(num_reqs, num_chunks, device=device)
     emitted = [ints(num_reqs * width) for _ in range(3)]
     emitted_start_loc = ints(num_reqs + 1)

@@ -306,7 +306,7 @@ def markov_walk(
     best = torch.full((num_drafts, num_reqs), NO_CANDIDATE.value, device=device)
     peaks = masses = drawn = normalisers = None
     if need_logits:
-        peaks, masses = torch.empty(2, num_reqs, num_parts, device=device).unbind()
+        peaks, masses = (torch.empty(num_reqs, num_parts, device=device) for _ in range(2))
         drawn = torch.empty(num_reqs, num_drafts, size, device=device)
         normalisers = torch.empty(num_reqs, num_drafts, 2, device=device)
     rows = 1 if num_reqs == 1 and not need_logits else ROWS
