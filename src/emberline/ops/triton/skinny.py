@@ -28,9 +28,10 @@ from emberline.ops.triton.gpu import (
 )
 
 FEW_ROWS = 16  # up to here weights of any size are best read by one launch
-SMALL_WEIGHT = 2**22  # numbers; of so few the launches cost more than the reading,
-MORE_ROWS = 64  # up to here
+SMALL_WEIGHT = 2**22  # numbers; of so few the launches cost more than the reading
+MORE_ROWS = 64  # up to here a small weight's launches cost more than the library's
 WARPS = 4
+LARGE_WARPS = 2  # of a program that streams a large weight
 WIDE_OUTPUT = 4096  # from here on 32 outputs a program still keep a large GPU busy
 MOST_TILES = 8  # of weights under way in a program
 LEAST_TILES = 3
@@ -138,12 +139,14 @@ class _Tiles:
     rows: int
     outs: int
     depth: int  # inputs that a warp takes at a time
+    warps: int
     under_way: int  # tiles of weights
 
     @classmethod
     def of(cls, x: Tensor, size: int, gate: bool) -> _Tiles:
         """The tiles for `size` outputs a row."""
         count, width = x.shape
+        warps = WARPS if _is_small(size * width * (1 + gate)) else LARGE_WARPS
         wide = x.dtype == torch.float32
         rows = 8 if count <= 8 else 16 if count <= 16 or wide else 32
         outs = 32 if size >= WIDE_OUTPUT else 16
@@ -152,19 +155,23 @@ class _Tiles:
         room = shared_memory(x.device) * 7 // 8 // resident
         lanes = outs * (1 + gate) + rows
         depth = 16 if wide else 64 if width >= 1024 else 32
-        if depth == 64 and room // (WARPS * depth * lanes * x.element_size()) < LEAST_TILES:
+        if depth == 64 and room // (warps * depth * lanes * x.element_size()) < LEAST_TILES:
             depth = 32
-        fitting = room // (WARPS * depth * lanes * x.element_size())
-        steps = triton.cdiv(width, WARPS * depth)
-        return cls(rows, outs, depth, max(2, min(MOST_TILES, fitting, steps)))
+        fitting = room // (warps * depth * lanes * x.element_size())
+        steps = triton.cdiv(width, warps * depth)
+        return cls(rows, outs, depth, warps, max(2, min(MOST_TILES, fitting, steps)))
+
+
+def _is_small(numbers: int) -> bool:
+    """Whether a weight's launch costs more than its reading."""
+    return numbers <= SMALL_WEIGHT
 
 
 def takes(x: Tensor, linear: Linear) -> bool:
     """Whether so few rows run that `few_rows` is the way. Depends on shapes and dtype alone."""
     if linear.packed or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return False
-    small = linear.weight.numel() <= SMALL_WEIGHT
-    return x.shape[0] <= (MORE_ROWS if small else FEW_ROWS)
+    return x.shape[0] <= (MORE_ROWS if _is_small(linear.weight.numel()) else FEW_ROWS)
 
 
 def few_rows(
@@ -233,6 +240,8 @@ def _launch(
     weight, bias = linear.weight, linear.bias
     tiles = _Tiles.of(x, size, gate is not None)
     num_squares = 0 if squares is None else len(squares)
+    # The programs of a launch that streams for long are spread evenly only if it starts in turn.
+    early = early_start(x.device) if _is_small(weight.numel()) else {"EARLY": False}
     per_line = LINE_BYTES // weight.element_size()
     lines = triton.cdiv(width, per_line)
     _few_rows[(triton.cdiv(size, tiles.outs), triton.cdiv(count, tiles.rows))](
@@ -242,8 +251,8 @@ def _launch(
         0 if residual is None else residual.stride(0), size * weight.stride(0), num_squares, eps,
         NORMED=squares is not None, BIASED=bias is not None, GATE=GATES[gate],
         ADDS=residual is not None, SCALES=scaled is not None,
-        ROWS=tiles.rows, OUTS=tiles.outs, PARTS=WARPS, DEPTH=tiles.depth,
+        ROWS=tiles.rows, OUTS=tiles.outs, PARTS=tiles.warps, DEPTH=tiles.depth,
         SQUARES=triton.next_power_of_2(max(num_squares, 1)),
         LINES=min(MOST_LINES, triton.next_power_of_2(lines)), LINE=per_line,
-        num_warps=WARPS, num_stages=tiles.under_way + 1, **early_start(x.device),
+        num_warps=tiles.warps, num_stages=tiles.under_way + 1, **early,
     )  # fmt: skip
