@@ -36,6 +36,7 @@ from gpu.workload import (
 )
 
 RANDOM_LENGTH = 64  # tokens of a random prompt
+MOST_WARM_UPS = 4  # runs of a cell before it is timed
 COLUMNS = ("tok/s", "of none", "ms/step", "accepted", "budget")
 
 
@@ -45,22 +46,27 @@ def measure(bench: Bench, cells: Sequence[Cell], reps: int, drafts: int) -> list
     for turn in range(1 + reps):
         for cell in list(calls):
             try:
-                call = bench.run(
-                    cell
-                )  # the first turn warms up: it captures the graphs that it meets
+                if turn:
+                    calls[cell].append(bench.run(cell))
+                else:
+                    warm_up(bench, cell)
             except Exception as problem:
                 # The next cell may run all the same, and there is no second look at a lent machine.
                 del calls[cell]
                 print(json.dumps({**_keys(cell), "error": repr(problem)[:300]}), flush=True)
-                continue
-            if turn:
-                calls[cell].append(call)
     first = bench.run(Cell(cells[0].concurrency, NO_DRAFT, 0), 1)
     rows = []
     for cell, runs in calls.items():
         rows.append(_row(cell, runs, first, drafts))
         print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def warm_up(bench: Bench, cell: Cell) -> None:
+    """Run a cell until it captures no step any more, so that none is captured in a timed turn."""
+    for _ in range(MOST_WARM_UPS):
+        if not bench.run(cell).captures:
+            break
 
 
 def _keys(cell: Cell) -> dict[str, object]:
@@ -84,6 +90,7 @@ def _row(cell: Cell, runs: Sequence[Call], first: Call, drafts: int) -> dict[str
         "seconds": round(seconds, 4),
         "first_token_seconds": round(first.seconds, 4),
         "ms_per_step": round(1e3 * (seconds - first.seconds) / max(steps, 1), 4),
+        "captures": sum(run.captures for run in runs),
     }
     if cell.policy != NO_DRAFT and last.block_steps:
         row |= {

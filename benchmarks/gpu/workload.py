@@ -53,6 +53,7 @@ class Call:
     block_steps: int  # steps summed over requests, the prompts' left out
     drafts: int  # verified
     emitted: int  # by block steps
+    captures: int = 0  # steps captured meanwhile: a call with any is no measurement
 
     @property
     def rate(self) -> float:
@@ -214,6 +215,7 @@ class Bench:
             logprobs=cell.logprobs or None,
             speculate=cell.policy != NO_DRAFT,
         )
+        captured = self._num_captured()
         calls = batches(self._prompts, cell.concurrency, self._least)
         before, tokens = engine.snapshot(), 0
         began = time.perf_counter()
@@ -230,7 +232,12 @@ class Bench:
             block_steps=after.num_verify_steps - before.num_verify_steps,
             drafts=after.num_draft_tokens - before.num_draft_tokens,
             emitted=after.num_emitted_tokens - before.num_emitted_tokens,
+            captures=self._num_captured() - captured,
         )
+
+    def _num_captured(self) -> int:
+        runner = self.engine.runner
+        return runner.num_captured if isinstance(runner, DeviceRunner) else 0
 
 
 def seconds_alive() -> float:

@@ -38,6 +38,8 @@ from emberline.verify.planner import (
 )
 from emberline.verify.step_cost import StepCosts
 
+CAPTURE_SECONDS = 8.0
+"""For which a start goes on capturing steps before they are asked for."""
 PLAN_EVERY = 16
 """Steps for which a plan is kept where steps run behind the host."""
 
@@ -127,6 +129,8 @@ def build_engine(
         ahead = of_sizes
     engine.use_planner(make_planner(planner, config.speculation, costs), planner, ahead)
     engine.info |= planning(planner, config.speculation)
+    if runs_ahead:
+        runner.capture_ahead(CAPTURE_SECONDS)
     return engine
 
 

@@ -16,14 +16,15 @@ import torch
 
 from emberline.cache.kv_pool import KVPool
 from emberline.cache.page_pool import PagePool
+from emberline.engine.device_buckets import fit
 from emberline.engine.device_runner import DeviceRunner
 from emberline.engine.device_step import Bucket, draw_block
 from emberline.engine.profile import Report, fill_with_noise
 from emberline.engine.request_state import RequestState
 from emberline.engine.scheduler import ScheduledRequest
-from emberline.engine.step_graph import GraphCache, fit
+from emberline.engine.step_graph import GraphCache
 from emberline.types import Request, SamplingParams
-from emberline.verify.step_cost import StepCosts
+from emberline.verify.step_cost import Point, StepCosts
 
 CONTEXT_LENGTH = 112  # tokens with KV of every request: see `profile.CONTEXT_LENGTH`
 REPLAYS = 8  # in a row, of one measurement
@@ -84,8 +85,15 @@ def profile_device_steps(
     least = min(seconds for point, seconds in whole.items() if not point.num_drafts)
     return StepCosts(
         target=tuple((*at, max(seconds, least / 2)) for at, seconds in sorted(target.items())),
-        draft=tuple((*at, seconds) for at, seconds in sorted(draft.items())),
+        draft=tuple(_by_depth(draft, runner.sizes.drafts)),
     )
+
+
+def _by_depth(draft: dict[tuple[int, int], float], sizes: Sequence[int]) -> Iterator[Point]:
+    """Seconds at every depth: a block is drawn as deep as the size that it fits."""
+    for num_reqs in sorted({num_reqs for num_reqs, _ in draft}):
+        for depth in range(1, sizes[-1] + 1):
+            yield num_reqs, depth, draft[num_reqs, fit(depth, sizes)]
 
 
 def _counts(most: int) -> list[int]:
@@ -104,7 +112,8 @@ def _points(most_reqs: int, runner: DeviceRunner) -> Iterator[_Point]:
         seen = {num_reqs}
         yield _Point(num_reqs, num_reqs, 0)
         for share in SHARES if most else ():
-            num_tokens = fit(num_reqs + max(1, num_reqs * most // share), runner.sizes.verify)
+            sizes = runner.sizes.verify(num_reqs, most)
+            num_tokens = fit(num_reqs + max(1, num_reqs * most // share), sizes)
             if num_tokens not in seen:
                 seen.add(num_tokens)
                 yield _Point(num_reqs, num_tokens, most)
@@ -162,7 +171,7 @@ class _Bench:
         sizes = self._runner.sizes
         return Bucket(
             num_reqs=fit(point.num_reqs, sizes.reqs),
-            num_tokens=fit(point.num_tokens, sizes.verify),
+            num_tokens=fit(point.num_tokens, sizes.verify(point.num_reqs, point.num_drafts)),
             num_pages=fit(len(self._pages[0]), sizes.pages),
             num_drafts=point.num_drafts,
             coins=True,

@@ -9,6 +9,7 @@ step computes (`device_step`), nor when requests end (`engine`).
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from emberline.batch import StepShape
 from emberline.config import EngineConfig
 from emberline.drafters.base import Capturable, Drafter
+from emberline.engine.device_buckets import BucketChoice, Sizes, fit, likely_buckets
 from emberline.engine.device_flight import DeviceFlight, Group, Landing, Landings
 from emberline.engine.device_step import (
     Bucket,
@@ -30,7 +32,7 @@ from emberline.engine.device_step import (
 )
 from emberline.engine.request_state import RequestState
 from emberline.engine.scheduler import ScheduledRequest
-from emberline.engine.step_graph import GraphCache, Sizes, fit
+from emberline.engine.step_graph import GraphCache
 from emberline.models.target import Target
 from emberline.ops.triton.slots import COLUMNS
 from emberline.sampling.processors import changes_logits
@@ -53,7 +55,7 @@ class _Decoders:
 
     places: Sequence[int]  # in the plan
     shape: StepShape  # with the drafts that there is room for
-    slots: list[int]  # of a bucket's requests
+    slots: list[int]
     num_pages: int
     coins: bool
     num_top: int | None
@@ -83,6 +85,7 @@ class DeviceRunner:
         self._asked: tuple[object, ...] = ()  # what its controls were written of
         self._numbers = np.zeros(0, dtype=np.int64)  # those
         self._controlled: NDArray[np.int64] | None = None  # the controls on the device
+        self._choice = BucketChoice()
         self._landings = Landings(is_cuda=parts.rows.is_cuda)
         self._graphs: GraphCache[Bucket, Tensor] | None = None
         if capture:
@@ -110,8 +113,6 @@ class DeviceRunner:
             if chunks:
                 self._plan = []  # the next chunks are others
                 steps.append((chunks, *self._prefill([plan[i] for i in chunks])))
-        for _, bucket, _, _ in steps:
-            self.prepare(bucket)
         if is_new:
             self.upload_state(plan)
         groups = [
@@ -120,9 +121,30 @@ class DeviceRunner:
         ]
         return DeviceFlight(plan, groups, self._landings.mark(), self.planner, self._landings)
 
-    def padding(self, num_reqs: int, depth: int) -> Sequence[int]:  # noqa: ARG002
+    def padding(self, num_reqs: int, depth: int) -> Sequence[int]:
         """Token counts that decode steps run at: what planners know as their `Padding`."""
-        return self.sizes.verify
+        return self.sizes.verify(num_reqs, depth)
+
+    @property
+    def num_captured(self) -> int:
+        """Steps that have been captured so far."""
+        return 0 if self._graphs is None else len(self._graphs.shapes)
+
+    def capture_ahead(self, seconds: float) -> None:
+        """Capture the likeliest steps for about so long, while nothing runs."""
+        ends = time.monotonic() + seconds
+        for bucket in likely_buckets(self.sizes):
+            if time.monotonic() >= ends:
+                break
+            self.prepare(bucket)
+
+    def _choose(self, wanted: Bucket) -> Bucket:
+        """A captured bucket that a step fits; else the one it would fit best, captured by now."""
+        if self._graphs is None:
+            return wanted
+        bucket = self._choice.choose(wanted, self._graphs.shapes)
+        self._graphs.prepare(bucket)
+        return bucket
 
     def prepare(self, bucket: Bucket) -> None:
         """Capture a bucket's step, if steps are captured and this one is not yet."""
@@ -161,7 +183,7 @@ class DeviceRunner:
                 serials=tuple([entry.state.serial for entry in entries]),
                 draft_limits=tuple([entry.draft_limit for entry in entries]),
             ),
-            slots=self.slots(entries, fit(len(entries), self.sizes.reqs)),
+            slots=[entry.state.slot for entry in entries],
             num_pages=self._num_pages(entries),
             coins=_tosses_coins(entries),
             num_top=_num_top(entries),
@@ -169,24 +191,31 @@ class DeviceRunner:
 
     def _decode(self, decoders: _Decoders) -> tuple[Bucket, NDArray[np.int64], StepShape | None]:
         shape, admits = self._plan_drafts(decoders.shape)
-        limits, num_reqs = shape.draft_limits, len(decoders.slots)
+        limits, count = shape.draft_limits, len(decoders.slots)
         deepest = max(limits)
-        num_drafts = fit(deepest, self.sizes.drafts) if deepest else 0
-        bucket = Bucket(
-            num_reqs=num_reqs,
-            num_tokens=fit(len(limits) + admits.budget, self.sizes.verify),
-            num_pages=decoders.num_pages,
-            num_drafts=num_drafts,
-            coins=decoders.coins,
-            num_top=decoders.num_top,
+        sizes = self.sizes.verify(count, deepest)
+        bucket = self._choose(
+            Bucket(
+                num_reqs=fit(count, self.sizes.reqs),
+                num_tokens=fit(count + admits.budget, sizes),
+                num_pages=decoders.num_pages,
+                num_drafts=fit(deepest, self.sizes.drafts) if deepest else 0,
+                coins=decoders.coins,
+                num_top=decoders.num_top,
+            )
         )
-        asked = decoders.slots, limits, admits
+        # Whatever the step has room for anyway is verified as well.
+        budget = min(sum(limits), bucket.num_tokens - count)
+        asked = decoders, limits, budget, admits.threshold, bucket.num_reqs
         if asked != self._asked:
             self._asked = asked
             self._numbers = self.parts.controls.write(
-                decoders.slots, limits, budget=admits.budget, threshold=admits.threshold
+                self._filled(decoders.slots, bucket.num_reqs),
+                limits,
+                budget=budget,
+                threshold=admits.threshold,
             )
-        return bucket, self._numbers, shape if num_drafts else None
+        return bucket, self._numbers, shape if deepest else None
 
     def _plan_drafts(self, shape: StepShape) -> tuple[StepShape, DevicePlan]:
         """The shape with the depths that the planner wants, and what the device verifies."""
@@ -206,17 +235,18 @@ class DeviceRunner:
         for entry in entries:
             start = entry.state.num_computed
             known += entry.state.token_ids[start : start + entry.num_known]
-        num_reqs = fit(len(entries), self.sizes.reqs)
-        bucket = Bucket(
-            num_reqs=num_reqs,
-            num_tokens=fit(len(known), self.sizes.tokens),
-            num_pages=self._num_pages(entries),
-            chunk=fit(max(entry.num_known for entry in entries), self.sizes.chunks),
-            coins=_tosses_coins(entries),
-            num_top=_num_top(entries),
+        bucket = self._choose(
+            Bucket(
+                num_reqs=fit(len(entries), self.sizes.reqs),
+                num_tokens=fit(len(known), self.sizes.tokens),
+                num_pages=self._num_pages(entries),
+                chunk=fit(max(entry.num_known for entry in entries), self.sizes.chunks),
+                coins=_tosses_coins(entries),
+                num_top=_num_top(entries),
+            )
         )
         numbers = self.parts.controls.write(
-            self.slots(entries, num_reqs),
+            self.slots(entries, bucket.num_reqs),
             (),
             [entry.num_known for entry in entries],
             [entry.samples for entry in entries],
@@ -226,7 +256,9 @@ class DeviceRunner:
 
     def slots(self, entries: Sequence[ScheduledRequest], count: int) -> list[int]:
         """Rows of a bucket's requests; nobody's behind the last one."""
-        slots = [entry.state.slot for entry in entries]
+        return self._filled([entry.state.slot for entry in entries], count)
+
+    def _filled(self, slots: list[int], count: int) -> list[int]:
         return slots + [self._nobody] * (count - len(slots))
 
     def _num_pages(self, entries: Sequence[ScheduledRequest]) -> int:
