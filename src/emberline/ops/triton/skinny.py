@@ -30,6 +30,7 @@ from emberline.ops.triton.gpu import (
 FEW_ROWS = 16  # up to here weights of any size are best read by one launch
 SMALL_WEIGHT = 2**22  # numbers; of so few the launches cost more than the reading
 MORE_ROWS = 64  # up to here a small weight's launches cost more than the library's
+LONG_ROW = 1024  # inputs; of fewer a program of a large weight has too little to stream
 WARPS = 4
 LARGE_WARPS = 2  # of a program that streams a large weight
 WIDE_OUTPUT = 4096  # from here on 32 outputs a program still keep a large GPU busy
@@ -171,7 +172,9 @@ def takes(x: Tensor, linear: Linear) -> bool:
     """Whether so few rows run that `few_rows` is the way. Depends on shapes and dtype alone."""
     if linear.packed or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return False
-    return x.shape[0] <= (MORE_ROWS if _is_small(linear.weight.numel()) else FEW_ROWS)
+    if _is_small(linear.weight.numel()):
+        return x.shape[0] <= MORE_ROWS
+    return x.shape[0] <= FEW_ROWS and x.shape[1] >= LONG_ROW
 
 
 def few_rows(
