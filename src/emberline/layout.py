@@ -30,7 +30,7 @@ class TokenLayout:
     num_reqs: int  # B
     num_tokens: int  # T
     num_rows: int  # R
-    num_scored: int  # Q
+    num_scored: int  # Q; equal to T: token i is scored entry i
     max_query_len: int  # most tokens that one request may forward
     query_start_loc: Tensor  # [B + 1] int64, token space
     window_lens: Tensor  # [B] int64: trailing tokens sampled from; 0 mid-prefill, 1, or 1 + drafts
@@ -140,7 +140,7 @@ class TokenLayout:
     def score(self, x: Tokens) -> Scored:
         """[T, ...] to [Q, ...]."""
         _expect(x, self.num_tokens, "token")
-        if self.num_scored == self.num_tokens:  # each is its own: there are no more to pick
+        if self.num_scored == self.num_tokens:  # none is left out
             return Scored(x)
         return Scored(x[self.token_of_scored])
 

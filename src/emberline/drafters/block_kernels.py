@@ -15,7 +15,6 @@ from emberline.cache.kv_pool import KVPool
 from emberline.drafters.block_config import DraftConfig
 from emberline.drafters.block_weights import BlockWeights
 from emberline.drafters.tables import EmbedFn
-from emberline.models.rotary import RopeFactors
 from emberline.ops.kernels import Kernels
 from emberline.ops.linear import Linear, Stream
 from emberline.ops.paged_attention import PagedContext
@@ -29,7 +28,7 @@ class BlockKernels:
     config: DraftConfig
     weights: BlockWeights
     kv_pool: KVPool
-    rope: RopeFactors
+    rope: Tensor  # [L, 2, head_dim]: see `RopeTable.tabulate`
     embed: EmbedFn
     head_norms: tuple[Tensor, ...]  # by layer: [h, head_dim] of the first h heads of its `qkv`
     context_norm: Tensor  # [num_layers, h, head_dim] of the first h heads of a context entry
@@ -43,7 +42,7 @@ class BlockKernels:
         config: DraftConfig,
         weights: BlockWeights,
         kv_pool: KVPool,
-        rope: RopeFactors,
+        rope: Tensor,
         embed: EmbedFn,
     ) -> BlockKernels:
         """Make what every step will read."""
@@ -70,7 +69,7 @@ class BlockKernels:
         _, kv = kernels.norm_linear(Stream(joined), context.norm, eps, context.kv)
         kernels.place_context(
             kv.view(len(taps), config.num_layers, 2 * config.num_kv_heads, config.head_dim),
-            *self.rope.at(positions),
+            *kernels.look_up(self.rope, positions).unbind(1),
             self.kv_pool.keys, self.kv_pool.values, slot_mapping,
             norm=self.context_norm, eps=eps,
         )  # fmt: skip
@@ -81,7 +80,8 @@ class BlockKernels:
         reqs, width, eps = len(anchors), config.block_size, config.rms_norm_eps
         token_ids = torch.cat((anchors[:, None], self.masks.expand(reqs, -1)), dim=1)
         stream = Stream(self.embed(token_ids).to(weights.norm.dtype).flatten(0, 1))
-        cos, signed_sin = self.rope.at((positions[:, None] + self.steps).flatten())
+        places = (positions[:, None] + self.steps).flatten()
+        cos, signed_sin = kernels.look_up(self.rope, places).unbind(1)
         context = PagedContext(positions, page_table, self.kv_pool.page_size, kernels.fixed_order)
         # Every layer writes them anew: attention of the one before has read them by then.
         block = stream.x.new_empty(2, reqs * width, config.num_kv_heads, config.head_dim)

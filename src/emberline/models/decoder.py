@@ -147,6 +147,8 @@ class Decoder:
     @torch.no_grad()
     def embed(self, token_ids: Tensor) -> Tensor:
         """Input embeddings. [...] int64 -> [..., D]."""
+        if self._fast is not None:
+            return self._fast.kernels.look_up(self._weights.embedding, token_ids)
         return torch.nn.functional.embedding(token_ids, self._weights.embedding)
 
     @torch.no_grad()

@@ -17,7 +17,6 @@ from emberline.cache.kv_pool import KVPool
 from emberline.layout import Rows, Scored, Tokens
 from emberline.models.decoder_config import DecoderConfig
 from emberline.models.decoder_weights import DecoderWeights
-from emberline.models.rotary import RopeFactors
 from emberline.models.weights import ModelError
 from emberline.ops.gated import ACTIVATIONS, Activation
 from emberline.ops.kernels import Kernels
@@ -33,7 +32,7 @@ class DecoderKernels:
     config: DecoderConfig
     weights: DecoderWeights
     kv_pool: KVPool
-    rope: RopeFactors
+    rope: Tensor  # [L, 2, head_dim]: see `RopeTable.tabulate`
     activation: Activation
     fill: float  # of padding rows
 
@@ -80,7 +79,7 @@ class DecoderKernels:
         context = PagedContext(
             batch.seq_lens, batch.page_table, pool.page_size, kernels.fixed_order
         )
-        cos, signed_sin = self.rope.at(batch.positions)
+        cos, signed_sin = kernels.look_up(self.rope, batch.positions).unbind(1)
         stream = Stream(layout.pack(embedded, self.fill))
         tapped: dict[int, Tensor] = {}
         layers = self.weights.layers

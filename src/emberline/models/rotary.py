@@ -43,22 +43,14 @@ class RopeTable:
             sign_sin((angles.sin() * self.scaling).to(dtype)),
         )
 
-    def tabulate(self, count: int, dtype: torch.dtype) -> RopeFactors:
-        """`cos_sin` of positions 0 .. count - 1, made once: a step then only gathers."""
+    def tabulate(self, count: int, dtype: torch.dtype) -> Tensor:
+        """`cos_sin` of positions 0 .. count - 1, made once: a step then only looks up.
+
+        Returns:
+            [count, 2, head_dim] cosines and signed sines.
+        """
         positions = torch.arange(count, device=self.inv_freq.device)
-        return RopeFactors(torch.stack(self.cos_sin(positions, dtype), dim=1))
-
-
-@dataclass(frozen=True, slots=True)
-class RopeFactors:
-    """What `RopeTable.cos_sin` gives, by position."""
-
-    table: Tensor  # [L, 2, head_dim]: cosines, signed sines
-
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors of [N] positions under L: two [N, head_dim], views of one gather."""
-        cos, signed_sin = self.table.index_select(0, positions).unbind(1)
-        return cos, signed_sin
+        return torch.stack(self.cos_sin(positions, dtype), dim=1)
 
 
 def rope_from_config(hf: Any) -> RopeTable:

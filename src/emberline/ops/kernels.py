@@ -14,7 +14,7 @@ from functools import partial
 from torch import Tensor
 
 from emberline.batch import DrawnBlock
-from emberline.ops import gated, linear, norm, paged_attention, place_qkv
+from emberline.ops import gated, linear, look_up, norm, paged_attention, place_qkv
 from emberline.ops.gated import Activation
 from emberline.ops.linear import Linear, Stream
 
@@ -26,6 +26,7 @@ class Kernels:
     The two last have no plain form here: a drafter's own loop over `sampling.keys.draw` is theirs.
     """
 
+    look_up: Callable[[Tensor, Tensor], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
     gated: Callable[[Tensor, Activation], Tensor]
     linear: Callable[[Tensor, Linear], Tensor]
@@ -45,6 +46,7 @@ class Kernels:
 def plain_kernels(*, fixed_order: bool = False) -> Kernels:
     """Plain torch on any device."""
     return Kernels(
+        look_up=look_up.look_up,
         add_rms_norm=norm.add_rms_norm,
         gated=gated.gated,
         linear=linear.linear,
@@ -63,9 +65,19 @@ def plain_kernels(*, fixed_order: bool = False) -> Kernels:
 
 def triton_kernels(*, fixed_order: bool = False) -> Kernels:
     """Triton's kernels. With them a step can be captured in a CUDA graph."""
-    from emberline.ops.triton import draws, gated, linear, norm, paged_attention, place_qkv, walk
+    from emberline.ops.triton import (
+        draws,
+        gated,
+        linear,
+        look_up,
+        norm,
+        paged_attention,
+        place_qkv,
+        walk,
+    )
 
     return Kernels(
+        look_up=look_up.look_up,
         add_rms_norm=norm.add_rms_norm,
         gated=gated.gated,
         linear=partial(linear.linear, fixed_order=fixed_order),
