@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from emberline.ops import gated as plain_gated
+from emberline.ops import look_up as plain_look_up
 from emberline.ops import norm as plain_norm
 from emberline.ops import paged_attention as plain_attention
 from emberline.ops import place_qkv as plain_place
 from emberline.ops.paged_attention import PagedContext
-from emberline.ops.triton import gated, norm, paged_attention, place_qkv
+from emberline.ops.triton import gated, look_up, norm, paged_attention, place_qkv
 
 from gpu.timing import Case, copies_of
 
@@ -64,6 +65,7 @@ def cases(
 ) -> Iterator[Case]:
     """Every case whose op has `wanted` in its name."""
     makers: dict[str, Callable[..., Iterator[Case]]] = {
+        "look_up": _look_up_cases,
         "add_rms_norm": _norm_cases,
         "gated": _gate_cases,
         "place_qkv": _place_cases,
@@ -79,6 +81,25 @@ def cases(
 
 def _random(dtype: torch.dtype, device: str, *size: int) -> Tensor:
     return torch.randn(*size, dtype=dtype, device=device)
+
+
+def _look_up_cases(
+    op: str, shape: Shape, sizes: Sizes, new: Callable[..., Tensor]
+) -> Iterator[Case]:
+    for rows in sizes.rows:
+        table = new(copies_of(0) * rows, shape.hidden)
+        index = torch.randperm(len(table), device=table.device).view(-1, rows)
+
+        def run(
+            op: Callable[..., object], i: int, table: Tensor = table, index: Tensor = index
+        ) -> object:
+            return op(table, index[i])
+
+        yield Case(
+            op, f"{shape.name}, {rows} rows", partial(run, look_up.look_up),
+            partial(run, plain_look_up.look_up), len(index),
+            2 * rows * shape.hidden * table.element_size(),
+        )  # fmt: skip
 
 
 def _norm_cases(op: str, shape: Shape, sizes: Sizes, new: Callable[..., Tensor]) -> Iterator[Case]:

@@ -29,7 +29,7 @@ def test_cases_compute_the_same_as_their_plain_forms() -> None:
         last = case.copies - 1
         torch.testing.assert_close(case.run(last), case.plain(last), rtol=1e-4, atol=1e-5)
         assert case.num_bytes > 0
-    assert len(seen) == 6
+    assert len(seen) == 7
 
 
 def test_linear_maps_compute_the_same_as_their_plain_forms() -> None:

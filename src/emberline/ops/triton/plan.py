@@ -68,7 +68,7 @@ def sound_lens(normalisers: Tensor, num_drafted: Tensor) -> Tensor:
 
 
 def _slots(num_drafts: int) -> int:
-    return max(SLOTS, triton.next_power_of_2(num_drafts))
+    return max(SLOTS, int(triton.next_power_of_2(num_drafts)))
 
 
 @triton.jit
