@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from emberline.batch import DrawKeys
-from emberline.ops.triton.gpu import await_inputs, early_start, start_next
+from emberline.ops.triton.gpu import await_inputs, early_start
 from emberline.ops.triton.noise import (
     NO_CANDIDATE,
     TARGET,
@@ -59,7 +59,6 @@ def _read_windows(
     WINDOWED: tl.constexpr, COUPLED: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (b * width + entry, i) takes chunks i, i + I, .. of that entry's row."""
-    start_next(EARLY)
     await_inputs(EARLY)
     item = tl.program_id(0)
     req = item // width
@@ -192,7 +191,6 @@ def _settle(
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One row a program: entry `row % width` of a request."""
-    start_next(EARLY)
     await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     req = row // width

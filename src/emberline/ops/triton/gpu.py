@@ -57,11 +57,6 @@ def await_inputs(EARLY: tl.constexpr):
 
 
 @triton.jit
-def start_next(EARLY: tl.constexpr):
-    """Nothing; about to go."""
-
-
-@triton.jit
 def fetch_ahead(pointers):
     """Ask for the cache lines at `pointers`, and go on."""
     tl.inline_asm_elementwise(

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from emberline.ops.triton.gpu import await_inputs, early_start, start_next
+from emberline.ops.triton.gpu import await_inputs, early_start
 
 LANES = 1024  # numbers that a program copies
 
@@ -19,7 +19,6 @@ LANES = 1024  # numbers that a program copies
 @triton.jit
 def _look_up(table, index, out, width, LANES: tl.constexpr, EARLY: tl.constexpr):
     """Program (n, i) copies part i of row n."""
-    start_next(EARLY)
     await_inputs(EARLY)
     n = tl.program_id(0).to(tl.int64)
     row = tl.load(index + n)

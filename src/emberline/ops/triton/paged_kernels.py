@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from emberline.ops.triton.gpu import await_inputs, start_next
+from emberline.ops.triton.gpu import await_inputs
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is the GPU's own exponential
 
@@ -233,7 +233,6 @@ def attend_span(
     SPREAD: up to `spans` programs share the keys; else one takes all. WHOLE: tiles of keys that
     all rows see go without masks.
     """
-    start_next(EARLY)
     req = tl.program_id(0) // tiles
     tile = tl.program_id(0) % tiles
     kv_head = tl.program_id(1)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from emberline.ops.triton.gpu import await_inputs, early_start, start_next
+from emberline.ops.triton.gpu import await_inputs, early_start
 
 FEW_ROWS = 64  # up to here a program takes one row's head, so that all of the GPU takes part
 ROWS = 8  # of a head that a program takes where many run
@@ -31,7 +31,6 @@ def _place_head(
     Every product is rounded as the plain op rounds it. All that is read is under way before the
     first of it is used.
     """
-    start_next(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     layer = tl.program_id(2).to(tl.int64)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from emberline.ops.triton.gpu import await_inputs, early_start, start_next
+from emberline.ops.triton.gpu import await_inputs, early_start
 
 REQS = 64  # requests whose drafts a program looks at together
 LENS = 256  # requests whose lengths it does
@@ -30,7 +30,6 @@ def _sound_lens(
     normalisers, num_drafted, lens, num_reqs, num_drafts,
     SLOTS: tl.constexpr, REQS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    start_next(EARLY)
     await_inputs(EARLY)
     req = tl.program_id(0) * REQS + tl.arange(0, REQS)
     slot = tl.arange(0, SLOTS)
@@ -87,7 +86,6 @@ def _allocate(
 
     Confidences are read all at once, and multiplied one by one as the planner does it.
     """
-    start_next(EARLY)
     await_inputs(EARLY)
     req = tl.program_id(0)
     slot = tl.arange(0, SLOTS)
@@ -174,7 +172,6 @@ def _lay_out(
     LENS: tl.constexpr, TOKENS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program b writes request b's part of every tensor, program B what belongs to none."""
-    start_next(EARLY)
     await_inputs(EARLY)
     req = tl.program_id(0)
     start = tl.full((), 0, tl.int64)
@@ -298,7 +295,6 @@ def _fill(
     num_reqs, num_tokens, num_drafts, num_pages,
     PAGE: tl.constexpr, TOKENS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    start_next(EARLY)
     await_inputs(EARLY)
     index = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside = index < num_tokens

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from emberline.batch import TokenScores
 from emberline.layout import Scored
-from emberline.ops.triton.gpu import await_inputs, early_start, start_next
+from emberline.ops.triton.gpu import await_inputs, early_start
 from emberline.ops.triton.noise import NO_CANDIDATE, candidate, column_of, finite, tempered
 
 CHUNK = 2048  # columns that are summed together
@@ -46,7 +46,6 @@ def _read_row(
     TEMPERED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (n, i) takes chunks i, i + I, .. of token n's row."""
-    start_next(EARLY)
     await_inputs(EARLY)
     n = tl.program_id(0).to(tl.int64)
     if not _is_asked(token_ids, asks, owners, n):
@@ -82,7 +81,6 @@ def _put_together(
     TOP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One token a program."""
-    start_next(EARLY)
     await_inputs(EARLY)
     n = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, TOP)

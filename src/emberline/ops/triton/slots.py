@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from emberline.ops.triton.gpu import await_inputs, early_start, start_next
+from emberline.ops.triton.gpu import await_inputs, early_start
 
 # Columns of a row. The numbers of a live request; a temperature is stored as its float32's bits.
 ANCHOR = tl.constexpr(0)  # last emitted token, which has no KV yet
@@ -57,7 +57,6 @@ def _read(
     PAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i) copies pages of request b; program (b, 0) the rest."""
-    start_next(EARLY)
     await_inputs(EARLY)
     req = tl.program_id(0)
     row = rows + tl.load(slots + req) * row_stride
@@ -128,7 +127,6 @@ def _advance(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """One request a program."""
-    start_next(EARLY)
     await_inputs(EARLY)
     req = tl.program_id(0)
     row = rows + tl.load(slots + req) * row_stride

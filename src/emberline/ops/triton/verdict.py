@@ -23,7 +23,7 @@ from torch import Tensor
 from emberline.batch import Verdict
 from emberline.layout import Scored
 from emberline.ops.triton.draws import CHUNK, read_windows
-from emberline.ops.triton.gpu import await_inputs, early_start, start_next
+from emberline.ops.triton.gpu import await_inputs, early_start
 from emberline.ops.triton.noise import (
     ACCEPT,
     BONUS,
@@ -53,7 +53,6 @@ def _judge(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """One request a program; its window is a tile of entries by chunks."""
-    start_next(EARLY)
     await_inputs(EARLY)
     req = tl.program_id(0).to(tl.int64)
     length = tl.load(lens + req)
@@ -130,7 +129,6 @@ def _left_over(
     POINTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i) takes chunks i, i + I, .. of the row at which request b was rejected."""
-    start_next(EARLY)
     await_inputs(EARLY)
     req = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperatures + req)
@@ -211,7 +209,6 @@ def _emit(
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program b writes what request b emits, program B what none does."""
-    start_next(EARLY)
     await_inputs(EARLY)
     req = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, REQS)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from emberline.batch import DrawKeys, DrawnBlock
 from emberline.ops.triton.draws import settle_row
-from emberline.ops.triton.gpu import await_inputs, early_start, start_next
+from emberline.ops.triton.gpu import await_inputs, early_start
 from emberline.ops.triton.noise import (
     NO_CANDIDATE,
     NO_RANK,
@@ -132,7 +132,6 @@ def _draw_slot(
         weight = _weights(w2, column, lane, size, RANK)
     if FIRST:
         await_inputs(EARLY)
-        start_next(EARLY)
     temperature = tl.load(temperatures + rows, mask=there, other=0.0, cache_modifier=".cg")
     purpose = tl.load(purposes + rows, mask=there, other=0, cache_modifier=".cg")
     position = tl.load(positions + rows, mask=there, other=0, cache_modifier=".cg") + (slot + 1)
@@ -151,7 +150,6 @@ def _draw_slot(
     any_noise = tl.max(noisy.to(tl.int32), 0) > 0
     if not FIRST:
         await_inputs(EARLY)
-        start_next(EARLY)
     latents = _latents(
         w1, ids, anchors, best, rows, there, slot, num_reqs, num_drafts,
         FIRST, WRITES, RANK, LANES, WIDTH,
@@ -199,7 +197,6 @@ def _settle_slot(
     PARTS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One request a program: its draft of this slot, where q is written."""
-    start_next(EARLY)
     await_inputs(EARLY)
     req = tl.program_id(0).to(tl.int64)
     states = req * num_parts
@@ -226,7 +223,6 @@ def _finish(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (b, k): draft k, where it is not settled, and its confidence."""
-    start_next(EARLY)
     await_inputs(EARLY)
     req = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1)
