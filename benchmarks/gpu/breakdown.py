@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -95,6 +95,7 @@ class Activity:
     calls: dict[str, float]  # launching calls of the host a step
     busy: float  # seconds a step in which something ran
     idle: float  # share of the time from the first kernel to the last in which nothing ran
+    waits: float  # share of it in which nothing that was launched was left to run: the host's doing
     by_name: list[tuple[str, float, float]]  # name, launches a step, microseconds a step
     num_layers: int = field(default=1)
 
@@ -167,29 +168,41 @@ def profiled(
     for event in found:
         name = str(event.name)
         if event.device_type == torch.autograd.DeviceType.CUDA:
-            spans.append((name, event.time_range.start / 1e6, event.time_range.end / 1e6))
+            span = event.time_range
+            spans.append(Span(name, span.start / 1e6, span.end / 1e6, int(event.id)))
         elif name.startswith(LAUNCHES):
             calls[name] += 1
     return activity(spans, calls, num_steps, num_layers)
 
 
+class Span(NamedTuple):
+    """Something that ran on a device."""
+
+    name: str
+    start: float  # seconds
+    end: float
+    launch: int  # the host's call that it came from: a graph's kernels have one
+
+
 def activity(
-    spans: Sequence[tuple[str, float, float]], calls: Counter[str], num_steps: int, num_layers: int
+    spans: Sequence[Span], calls: Counter[str], num_steps: int, num_layers: int
 ) -> Activity:
-    """Summarise spans (name, start, end in seconds) of a device over some steps."""
+    """Summarise what ran on a device over some steps."""
     if not spans:
         raise RuntimeError("the profiler saw nothing run on the GPU")
     counts, times = Counter[str](), Counter[str]()
-    for name, start, end in spans:
-        counts[name] += 1
-        times[name] += end - start
-    busy = busy_seconds([(start, end) for _, start, end in spans])
-    whole = max(end for _, _, end in spans) - min(start for _, start, _ in spans)
+    for span in spans:
+        counts[span.name] += 1
+        times[span.name] += span.end - span.start
+    busy = busy_seconds([(span.start, span.end) for span in spans])
+    whole = max(span.end for span in spans) - min(span.start for span in spans)
+    waits = waiting_seconds(spans)
     return Activity(
         launches=len(spans) / num_steps,
         calls={name: count / num_steps for name, count in sorted(calls.items())},
         busy=busy / num_steps,
         idle=1 - busy / whole if whole else 0.0,
+        waits=waits / whole if whole else 0.0,
         by_name=[
             (name, counts[name] / num_steps, 1e6 * seconds / num_steps)
             for name, seconds in times.most_common()
@@ -205,6 +218,21 @@ def busy_seconds(spans: Sequence[tuple[float, float]]) -> float:
         if end > reached:
             total += end - max(start, reached)
             reached = end
+    return total
+
+
+def waiting_seconds(spans: Sequence[Span]) -> float:
+    """Time between the last kernel of a launch and the first of the next one.
+
+    Within a launched graph kernels follow each other without the host: what lies between those is
+    the graph's own.
+    """
+    total, last = 0.0, min(spans, key=lambda span: span.start)
+    for span in sorted(spans, key=lambda span: span.start):
+        if span.launch != last.launch:
+            total += max(0.0, span.start - last.end)
+        if span.end > last.end or span.launch != last.launch:
+            last = span
     return total
 
 
@@ -275,6 +303,7 @@ def measure(
         "host_calls": {name: round(count, 2) for name, count in seen.calls.items()},
         "busy_ms": round(1e3 * seen.busy, 4),
         "idle_share": round(seen.idle, 4),
+        "waiting_share": round(seen.waits, 4),
         "needed_mb": round(num_bytes / 1e6, 2),
         "needed_ms": round(1e3 * num_bytes / bandwidth, 4),
         "busy_over_needed": round(seen.busy * bandwidth / num_bytes, 2),

@@ -9,7 +9,15 @@ import pytest
 from emberline.types import SamplingParams
 
 from gpu import breakdown
-from gpu.breakdown import Needs, activity, answer_length, busy_seconds, run_steps
+from gpu.breakdown import (
+    Needs,
+    Span,
+    activity,
+    answer_length,
+    busy_seconds,
+    run_steps,
+    waiting_seconds,
+)
 from gpu.breakdown_models import Subject, numbers, random_subject
 
 STEPS = 6
@@ -31,15 +39,23 @@ def test_time_in_which_something_ran(spans: list[tuple[float, float]], length: f
 
 def test_activity_of_steps() -> None:
     # Two steps of a model of two layers: a kernel a layer, and one more a step.
-    layer = [("layer", t, t + 0.25) for t in (0.0, 0.25, 1.0, 1.25)]
-    spans = [*layer, ("head", 0.5, 0.75), ("head", 1.5, 2.0)]
+    layer = [Span("layer", t, t + 0.25, int(t)) for t in (0.0, 0.25, 1.0, 1.25)]
+    spans = [*layer, Span("head", 0.5, 0.75, 0), Span("head", 1.5, 2.0, 1)]
     seen = activity(spans, Counter({"cudaGraphLaunch": 2}), 2, 2)
     assert seen.launches == 3
     assert seen.layer_launches == 1
     assert seen.calls == {"cudaGraphLaunch": 1}
     assert seen.busy == pytest.approx(0.875)
     assert seen.idle == pytest.approx(0.125)
+    assert seen.waits == pytest.approx(0.125)
     assert [name for name, _, _ in seen.by_name] == ["layer", "head"]
+
+
+def test_gaps_within_a_launch_are_not_the_hosts() -> None:
+    spans = [Span("a", 0.0, 1.0, 7), Span("b", 2.0, 3.0, 7), Span("a", 3.5, 4.0, 8)]
+    # A kernel that starts early overlaps the one before it.
+    spans.append(Span("b", 3.75, 5.0, 8))
+    assert waiting_seconds(spans) == pytest.approx(0.5)
 
 
 def test_nothing_seen_is_an_error() -> None:
