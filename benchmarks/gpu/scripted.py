@@ -11,7 +11,7 @@ Owns the script. Must not know engines or clocks. Greedy requests only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -29,21 +29,25 @@ from emberline.batch import (
 
 CERTAIN = 1e4  # a logit above any other, finite in every dtype
 STEP = 7919  # from a position's token to the next one's
+PLACES, SEEDS = 4096, 512  # positions and seeds after which the script repeats
+MOST_DRAFTS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Script:
     """What every position holds, and how likely a draft of it is right.
 
-    A chance is `least` to 1, half of it the request's, half the place's.
+    A chance is `least` to 1, half of it the request's, half the place's. All is looked up, so that
+    a step costs what its models cost; the tables repeat after so many positions and seeds.
     """
 
     vocab: int
     least: float = 0.4
+    tables: dict[torch.device, _Tables] = field(default_factory=dict)
 
     def tokens(self, positions: Tensor) -> Tensor:
         """[...] int64 -> [...] int64."""
-        return (positions * STEP + 1) % self.vocab
+        return self._on(positions.device).tokens[positions % PLACES]
 
     def block(self, seeds: Tensor, positions: Tensor, num_drafts: int) -> tuple[Tensor, Tensor]:
         """Drafts of the places behind anchors, and their chances.
@@ -56,13 +60,14 @@ class Script:
         Returns:
             [B, K] int64 ids, [B, K] float32 chances.
         """
-        places = positions[:, None] + torch.arange(1, num_drafts + 1, device=positions.device)
-        seeds = seeds[:, None].expand_as(places)
-        ease = (_uniform(seeds, torch.zeros_like(places), 1) + _uniform(seeds, places, 2)) / 2
-        chances = self.least + (1 - self.least) * ease
-        right = _uniform(seeds, places, 3) < chances
-        tokens = self.tokens(places)
-        return torch.where(right, tokens, (tokens + 1) % self.vocab), chances
+        tables = self._on(positions.device)
+        at = ((seeds % SEEDS) * PLACES + positions % PLACES)[:, None] + tables.steps[:num_drafts]
+        return tables.drafts.take(at), tables.chances.take(at)
+
+    def _on(self, device: torch.device) -> _Tables:
+        if device not in self.tables:
+            self.tables[device] = _Tables.make(self, device)
+        return self.tables[device]
 
     def speaking(self, forward: Callable[[ForwardBatch], TargetOutput]) -> Callable[..., Any]:
         """A target's `forward` that says the script."""
@@ -94,6 +99,29 @@ class Script:
             return replace(drawn, token_ids=ids, confidence=chances)
 
         return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """A script on a device. Rows of places overlap: a block may go on past the last of a row."""
+
+    tokens: Tensor  # [PLACES] int64, of every position
+    drafts: Tensor  # [SEEDS * PLACES + a block] int64, of every seed and position
+    chances: Tensor  # float32, likewise
+    steps: Tensor  # [a block] int64, 1, 2, ...
+
+    @classmethod
+    def make(cls, script: Script, device: torch.device) -> _Tables:
+        """Lay a script down."""
+        places = torch.arange(PLACES, device=device)
+        tokens = (places * STEP + 1) % script.vocab
+        at = torch.arange(SEEDS * PLACES + MOST_DRAFTS + 1, device=device)
+        seeds, places = at // PLACES, at % PLACES
+        ease = (_uniform(seeds, 0 * places, 1) + _uniform(seeds, places, 2)) / 2
+        chances = script.least + (1 - script.least) * ease
+        right = _uniform(seeds, places, 3) < chances
+        drafts = torch.where(right, tokens[places], (tokens[places] + 1) % script.vocab)
+        return cls(tokens, drafts, chances, torch.arange(1, MOST_DRAFTS + 1, device=device))
 
 
 def scripted_models(script: Script) -> Any:
