@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from emberline.engine.engine import Engine
-from emberline.engine.outcome import Outcome, outcome_of
+from emberline.engine.outcome import Outcome, outcome_of, spread
 from emberline.engine.request_state import RequestState
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.step import StepParts, run_step
@@ -51,15 +51,8 @@ class DeferredRunner:
         live = [i for i, entry in enumerate(entries) if entry.state.num_remaining > 0]
         self.num_dead += len(plan) - len(live)
         outcome = self._run([entries[i] for i in live]) if live else None
-        count = len(plan)
-        spread = Outcome([[] for _ in plan], [(0, 0, 0, 0, False)] * count, [None] * count, {})
-        for at, i in enumerate(live):
-            assert outcome is not None
-            for name in ("emitted", "counts", "records"):
-                getattr(spread, name)[i] = getattr(outcome, name)[at]
-            if at in outcome.broken:
-                spread.broken[i] = outcome.broken[at]
-        return DeferredFlight(list(plan), spread)
+        parts = [] if outcome is None else [(live, outcome)]
+        return DeferredFlight(list(plan), spread(len(plan), parts))
 
     def _own(self, entry: ScheduledRequest) -> ScheduledRequest:
         state = entry.state
@@ -80,9 +73,9 @@ class DeferredRunner:
             row[: len(own.token_ids)] = torch.tensor(own.token_ids)
         inputs = build_inputs(entries, self.parts.eos_ids, self.parts.history.device)
         outcome = outcome_of(entries, inputs, run_step(self.parts, inputs))
-        for i, entry in enumerate(entries):
-            entry.state.num_computed += entry.num_known + outcome.counts[i][2]
-            entry.state.token_ids += outcome.emitted[i]
+        for entry, run, counts in zip(entries, outcome.runs(), outcome.counts(), strict=True):
+            entry.state.num_computed += entry.num_known + counts[2]
+            entry.state.token_ids += run
             # Nobody looks at its text here; a device knows no stops.
         return outcome
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, repeat
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from emberline.batch import StepShape
-from emberline.engine.device_step import Bucket, HostResult, unpack
-from emberline.engine.outcome import BROKEN_ERROR, Outcome
+from emberline.engine.device_step import Bucket, HostResult, HostScores, unpack
+from emberline.engine.outcome import BROKEN_ERROR, Outcome, spread
 from emberline.engine.scheduler import ScheduledRequest
-from emberline.types import StepCounts, TokenLogprobs
+from emberline.engine.scoring import Records
+from emberline.types import TokenLogprobs
 from emberline.verify.planner import DevicePlanner
-
-NOTHING: StepCounts = (0, 0, 0, 0, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +100,12 @@ class DeviceFlight:
         """Wait for the device, and say what it did."""
         if self.done is not None:
             self.done.synchronize()
-        outcomes = [self._read(group) for group in self.groups]
+        outcomes = [(group.places, self._read(group)) for group in self.groups]
         self.landings.give_back((group.landing for group in self.groups), self.done)
-        if len(outcomes) == 1:
-            return outcomes[0]
-        count = len(self.plan)
-        whole = Outcome([[]] * count, [NOTHING] * count, [None] * count, {})
-        for group, outcome in zip(self.groups, outcomes, strict=True):
-            for at, place in enumerate(group.places):
-                whole.emitted[place] = outcome.emitted[at]
-                whole.counts[place] = outcome.counts[at]
-                whole.records[place] = outcome.records[at]
-            for at, error in outcome.broken.items():
-                whole.broken[group.places[at]] = error
-        return whole
+        return outcomes[0][1] if len(outcomes) == 1 else spread(len(self.plan), outcomes)
 
     def _read(self, group: Group) -> Outcome:
-        """What a group's requests did, in its own order."""
+        """What a group's requests did, in its own order. Keeps nothing that lies in the landing."""
         live, result = len(group.places), unpack(group.bucket, group.landing.numbers)
         if group.shape is not None:
             sure = result.confidence
@@ -126,43 +114,40 @@ class DeviceFlight:
                 None if sure is None else torch.from_numpy(sure[:live]),
                 torch.from_numpy(result.num_drafted[:live]),
             )
-        ids, bounds = result.token_ids, result.emitted_start_loc[: live + 1]
-        runs = [ids[begin:end] for begin, end in pairwise(bounds)]
-        broken: dict[int, str] = {}
-        if result.is_broken:
-            broken = {at: BROKEN_ERROR for at, run in enumerate(runs) if run and run[-1] < 0}
-        drafted = result.num_drafted[:live].tolist()
-        counts = zip(
-            drafted, result.num_admitted, result.num_accepted, map(len, runs), repeat(False)
-        )
+        start_loc = result.emitted_start_loc[: live + 1].copy()
+        ids, broken = result.token_ids[: start_loc[-1]].copy(), dict[int, str]()
+        if len(ids) and ids.min() < 0:  # its last token, of who emitted any
+            last = ids[start_loc[1:] - 1] < 0
+            broken = dict.fromkeys(np.flatnonzero(last & (np.diff(start_loc) > 0)), BROKEN_ERROR)
         return Outcome(
-            emitted=runs,
-            counts=list(counts),
-            records=self._records(group, result),
+            token_ids=ids,
+            start_loc=start_loc,
+            num_drafted=result.num_drafted[:live].copy(),
+            num_admitted=result.num_admitted[:live].copy(),
+            num_accepted=result.num_accepted[:live].copy(),
             broken=broken,
+            records=self._records(group, result) if group.bucket.num_top is not None else None,
         )
 
-    def _records(self, group: Group, result: HostResult) -> list[tuple[TokenLogprobs, ...] | None]:
-        if group.bucket.num_top is None:
-            return [None] * len(group.places)
-        records: list[tuple[TokenLogprobs, ...] | None] = []
-        for place, begin, end in zip(
-            group.places, result.emitted_start_loc, result.emitted_start_loc[1:], strict=False
-        ):
+    def _records(self, group: Group, result: HostResult) -> Records:
+        bounds = result.emitted_start_loc.tolist()
+        scores = result.scores()
+        records: Records = []
+        for place, begin, end in zip(group.places, bounds, bounds[1:], strict=False):
             width = self.plan[place].state.params.logprobs
-            records.append(None if width is None else _scored(result, begin, end, width))
+            records.append(None if width is None else _scored(scores, begin, end, width))
         return records
 
 
-def _scored(result: HostResult, begin: int, end: int, width: int) -> tuple[TokenLogprobs, ...]:
+def _scored(scores: HostScores, begin: int, end: int, width: int) -> tuple[TokenLogprobs, ...]:
     """Records of emitted tokens `begin` .. `end`, with so many alternatives."""
     return tuple(
         map(
             TokenLogprobs,
-            result.token_ids[begin:end],
-            result.logprobs[begin:end],
-            result.ranks[begin:end],
-            [tuple(ids[:width]) for ids in result.top_ids[begin:end]],
-            [tuple(values[:width]) for values in result.top_logprobs[begin:end]],
+            scores.token_ids[begin:end],
+            scores.logprobs[begin:end],
+            scores.ranks[begin:end],
+            [tuple(ids[:width]) for ids in scores.top_ids[begin:end]],
+            [tuple(values[:width]) for values in scores.top_logprobs[begin:end]],
         )
     )

@@ -82,8 +82,10 @@ class DeviceRunner:
         self._pages: dict[int, list[int]] = {}  # by slot, as the device knows them
         self._plan: Sequence[ScheduledRequest] = []  # the last one, and what follows from it:
         self._decoders: _Decoders | None = None
-        self._asked: tuple[object, ...] = ()  # what its controls were written of
-        self._numbers = np.zeros(0, dtype=np.int64)  # those
+        self._asked: tuple[object, ...] = ()  # what it is to do, and the bucket that fits that
+        self._wanted = Bucket(1, 1, 1)
+        self._written: tuple[object, ...] = ()  # what these controls say, and for which bucket
+        self._numbers = np.zeros(0, dtype=np.int64)
         self._controlled: NDArray[np.int64] | None = None  # the controls on the device
         self._choice = BucketChoice()
         self._landings = Landings(is_cuda=parts.rows.is_cuda)
@@ -191,31 +193,34 @@ class DeviceRunner:
 
     def _decode(self, decoders: _Decoders) -> tuple[Bucket, NDArray[np.int64], StepShape | None]:
         shape, admits = self._plan_drafts(decoders.shape)
-        limits, count = shape.draft_limits, len(decoders.slots)
-        deepest = max(limits)
-        sizes = self.sizes.verify(count, deepest)
-        bucket = self._choose(
-            Bucket(
-                num_reqs=fit(count, self.sizes.reqs),
-                num_tokens=fit(count + admits.budget, sizes),
-                num_pages=decoders.num_pages,
-                num_drafts=fit(deepest, self.sizes.drafts) if deepest else 0,
-                coins=decoders.coins,
-                num_top=decoders.num_top,
-            )
-        )
-        # Whatever the step has room for anyway is verified as well.
-        budget = min(sum(limits), bucket.num_tokens - count)
-        asked = decoders, limits, budget, admits.threshold, bucket.num_reqs
+        asked = decoders, shape.draft_limits, admits
         if asked != self._asked:
             self._asked = asked
+            self._wanted = self._bucket(decoders, max(shape.draft_limits), admits.budget)
+        bucket = self._choose(self._wanted)
+        if (asked, bucket) != self._written:
+            self._written = asked, bucket
+            # Whatever the step has room for anyway is verified as well.
+            room = bucket.num_tokens - len(decoders.slots)
             self._numbers = self.parts.controls.write(
                 self._filled(decoders.slots, bucket.num_reqs),
-                limits,
-                budget=budget,
+                shape.draft_limits,
+                budget=min(sum(shape.draft_limits), room),
                 threshold=admits.threshold,
             )
-        return bucket, self._numbers, shape if deepest else None
+        return bucket, self._numbers, shape if self._wanted.num_drafts else None
+
+    def _bucket(self, decoders: _Decoders, depth: int, budget: int) -> Bucket:
+        """What a decode step of so many drafts would best run in."""
+        count = len(decoders.slots)
+        return Bucket(
+            num_reqs=fit(count, self.sizes.reqs),
+            num_tokens=fit(count + budget, self.sizes.verify(count, depth)),
+            num_pages=decoders.num_pages,
+            num_drafts=fit(depth, self.sizes.drafts) if depth else 0,
+            coins=decoders.coins,
+            num_top=decoders.num_top,
+        )
 
     def _plan_drafts(self, shape: StepShape) -> tuple[StepShape, DevicePlan]:
         """The shape with the depths that the planner wants, and what the device verifies."""

@@ -29,6 +29,7 @@ from emberline.ops.triton.verdict import accept
 HEAD = 2  # numbers before the parts of `Controls`
 PARTS = 4
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,54 +329,69 @@ def _pack(
 
 
 @dataclass(frozen=True, slots=True)
-class HostResult:
-    """A step's result on the host. N tokens were emitted."""
+class HostScores:
+    """Log-probabilities of the N emitted tokens, those of nobody who asked among them."""
 
-    emitted_start_loc: list[int]  # [B + 1]
-    num_accepted: list[int]  # [B]
-    num_drafted: NDArray[np.int64]  # [B]
-    num_admitted: list[int]  # [B]
-    token_ids: list[int]  # [N]; -1: nothing could be drawn
-    is_broken: bool  # whether such a one is among them
-    confidence: Floats | None  # [B, K]
-    logprobs: list[float]  # [N], of the emitted ids; empty where nobody asked
+    token_ids: list[int]  # [N]
+    logprobs: list[float]  # [N]
     ranks: list[int]  # [N]
     top_ids: list[list[int]]  # [N][L]
     top_logprobs: list[list[float]]  # [N][L]
 
 
-def unpack(bucket: Bucket, numbers: Tensor) -> HostResult:
-    """Read what `run_device_step` packed, once it has been copied to the host.
+@dataclass(frozen=True, slots=True)
+class HostResult:
+    """A step's result on the host, as arrays in the memory it was copied to. N tokens came."""
 
-    Arrays of the result lie in that memory.
-    """
+    emitted_start_loc: Ints  # [B + 1]
+    num_accepted: Ints  # [B]
+    num_drafted: Ints  # [B]
+    num_admitted: Ints  # [B]
+    token_ids: Ints  # [N]; -1: nothing could be drawn
+    confidence: Floats | None  # [B, K]
+    ranks: Ints  # [N]; this and the rest: empty where nobody asked
+    top_ids: Ints  # [N, L]
+    logprobs: Floats  # [N]
+    top_logprobs: Floats  # [N, L]
+
+    def scores(self) -> HostScores:
+        """As lists."""
+        return HostScores(
+            self.token_ids.tolist(),
+            self.logprobs.tolist(),
+            self.ranks.tolist(),
+            self.top_ids.tolist(),
+            self.top_logprobs.tolist(),
+        )
+
+
+def unpack(bucket: Bucket, numbers: Tensor) -> HostResult:
+    """Read what `run_device_step` packed, once it has been copied to the host."""
     count, num_drafts, top = bucket.num_reqs, bucket.num_drafts, bucket.num_top
     places = count * (1 + num_drafts)
     begin = 1 + 4 * count  # of the ids; ranks and alternatives follow them
     end = begin + places * (1 if top is None else 2 + top)
     ints = numbers.numpy()
     floats = ints[end:].view(np.float32)
-    by_req = ints[count + 1 : begin].reshape(3, count)
+    accepted, drafted, admitted = ints[count + 1 : begin].reshape(3, count)
     num_emitted = int(ints[count])
-    ids = ints[begin : begin + num_emitted]
     num_scores = 0 if top is None else places * (1 + top)
     num_sure = count * num_drafts if len(floats) >= num_scores + count * num_drafts else 0
-    ranks, top_ids, logprobs, top_logprobs = ids[:0], ids[:0], floats[:0], floats[:0]
+    ranks, top_ids, logprobs, top_logprobs = ints[:0], ints[:0], floats[:0], floats[:0]
     if top is not None:
         scores, values = ints[begin + places : end], floats[num_sure : num_sure + num_scores]
         ranks, top_ids = scores[:num_emitted], scores[places:].reshape(places, top)[:num_emitted]
         logprobs = values[:num_emitted]
         top_logprobs = values[places:].reshape(places, top)[:num_emitted]
     return HostResult(
-        emitted_start_loc=ints[: count + 1].tolist(),
-        num_accepted=by_req[0].tolist(),
-        num_drafted=by_req[1],
-        num_admitted=by_req[2].tolist(),
-        token_ids=ids.tolist(),
-        is_broken=bool(num_emitted) and int(ids.min()) < 0,
+        emitted_start_loc=ints[: count + 1],
+        num_accepted=accepted,
+        num_drafted=drafted,
+        num_admitted=admitted,
+        token_ids=ints[begin : begin + num_emitted],
         confidence=floats[:num_sure].reshape(count, num_drafts) if num_sure else None,
-        logprobs=logprobs.tolist(),
-        ranks=ranks.tolist(),
-        top_ids=top_ids.tolist(),
-        top_logprobs=top_logprobs.tolist(),
+        ranks=ranks,
+        top_ids=top_ids,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
     )

@@ -27,7 +27,8 @@ from emberline.engine.request_state import (
     append_whole,
 )
 from emberline.engine.scheduler import ScheduledRequest, Scheduler
-from emberline.engine.scoring import score_prompts
+from emberline.engine.scoring import Records, score_prompts
+from emberline.engine.standing import StandingBatch
 from emberline.engine.step import StepParts, StepResult, run_step
 from emberline.engine.step_inputs import StepInputs, build_inputs
 from emberline.engine.tally import Tally
@@ -89,6 +90,7 @@ class Engine:
         self._gpu = parts.history.device.index or None  # None: the CPU, or the GPU that is current
         self._flights: deque[Flight] = deque()  # launched, not read
         self._standing: list[ScheduledRequest] = []  # what the runner ran in the step before
+        self._batch: StandingBatch | None = None  # those, once nothing has changed
         self._next_check = -math.inf
         self._look_at = math.inf  # when a request may have to end early: no sooner
         self.observer: Observer | None = None
@@ -202,11 +204,19 @@ class Engine:
         if self._gpu is not None:
             torch.cuda.set_device(self._gpu)  # of this thread: kernels run on its current one
         outputs = self._end_early()
-        while self._flights and self._scheduler.may_preempt():
+        if self._batch is not None and not self._scheduler.repeats(self._batch.num_steps_to_go):
+            self._dissolve()
+        while self._batch is None and self._flights and self._scheduler.may_preempt():
             outputs += self._land()
         plan = self._scheduler.schedule()
         if plan is self._standing:  # all by the runner, as in the step before
             taken, others = plan, list[ScheduledRequest]()
+            if self._batch is None and all(
+                e.state.shared and not e.state.is_followed for e in plan
+            ):
+                self._batch = StandingBatch(
+                    plan, self._pool.page_size, len(self._flights), self._tally.steps
+                )
         else:
             now = self._clock()
             for entry in plan:
@@ -234,6 +244,8 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """Counters since the start, and what is held now."""
+        if self._batch is not None:
+            self._batch.write()
         tally, verified = self._tally, self._tally.verified
         return EngineSnapshot(
             num_engine_steps=tally.num_engine_steps,
@@ -284,6 +296,9 @@ class Engine:
     def _launch(self, plan: list[ScheduledRequest]) -> None:
         assert self._runner is not None
         self._flights.append(self._runner.launch(plan))
+        if self._batch is not None:
+            self._batch.launch()
+            return
         for entry in plan:
             entry.state.launch(entry.num_known, entry.draft_limit, samples=entry.samples)
             entry.state.placed = True
@@ -291,7 +306,21 @@ class Engine:
     def _land(self) -> list[RequestOutput]:
         """Read the oldest step in flight."""
         flight = self._flights.popleft()
-        return self._commit(flight.plan, flight.read())
+        outcome, batch = flight.read(), self._batch
+        if batch is None:
+            return self._commit(flight.plan, outcome)
+        if not batch.absorb(outcome):
+            self._dissolve()
+            return self._commit(flight.plan, outcome)
+        self._tally.num_engine_steps += 1
+        self._tally.generation_tokens += len(outcome.token_ids)
+        return [self._delta(state) for state in batch.states if state.request.stream]
+
+    def _dissolve(self) -> None:
+        """From now on requests are looked at one by one."""
+        if self._batch is not None:
+            self._batch.write()
+            self._batch = None
 
     def _run(self, plan: list[ScheduledRequest]) -> list[RequestOutput]:
         """Run a step and wait for it."""
@@ -312,7 +341,10 @@ class Engine:
         """Append what was emitted, cut at stops; count, finish, free."""
         self._tally.num_engine_steps += 1
         outputs, steps, scheduler = [], [], self._scheduler
-        columns = zip(plan, outcome.emitted, outcome.counts, outcome.records, strict=True)
+        no_records: Records = [None] * len(plan)
+        columns = zip(
+            plan, outcome.runs(), outcome.counts(), outcome.records or no_records, strict=True
+        )
         for i, (entry, run, counts, records) in enumerate(columns):
             state = entry.state
             if state.slot < 0:
@@ -332,7 +364,7 @@ class Engine:
             if is_first and (run or ending):
                 self._tally.prompt_tokens += state.num_prompt
             elif run:
-                state.steps[counts] = state.steps.get(counts, 0) + 1
+                state.count_step(counts)
                 steps.append(counts)
             self._tally.generation_tokens += len(run)
             if records is not None:
@@ -353,30 +385,34 @@ class Engine:
     def _delta(self, state: RequestState, final: bool = False) -> RequestOutput:
         """What was added to a request since its last output, text included."""
         prompt_scores = None
-        whole = state.prompt_scores is not None and not state.scores_prompt
-        if state.prompt_scores is not None and whole and not state.prompt_reported:
+        if state.prompt_scores is not None and not (state.prompt_reported or state.scores_prompt):
             prompt_scores = tuple(state.prompt_scores)
             state.prompt_reported = True
         records = None
-        if state.params.logprobs is not None:
+        if state.request.params.logprobs is not None:
             records, state.held_records = tuple(state.held_records), []
-        token_ids = tuple(state.token_ids[state.num_reported :])
-        state.num_reported = len(state.token_ids)
-        return RequestOutput(
-            request_id=state.request.request_id,
-            token_ids=token_ids,
-            logprobs=records,
-            text=state.text.take(final=final) if state.text else "",
-            prompt_logprobs=prompt_scores,
-            num_prompt_tokens=state.num_prompt,
-            num_cached_tokens=state.num_cached or 0,
-            num_output_tokens=state.num_output,
-            queue_seconds=state.waited(self._clock()),
-            stats=SpeculationStats(dict(state.steps)),
+        token_ids = state.token_ids
+        new_ids = tuple(token_ids[state.num_reported :])
+        state.num_reported = len(token_ids)
+        return RequestOutput(  # by place: by name takes half as long again
+            state.request.request_id,
+            new_ids,
+            records,
+            state.text.take(final=final) if state.text else "",
+            prompt_scores,
+            None,
+            None,
+            None,
+            state.num_prompt,
+            state.num_cached or 0,
+            len(token_ids) - state.num_prompt,
+            state.waited(self._clock),
+            SpeculationStats(state.steps.copy()),
         )
 
     def _finish(self, state: RequestState, ending: Ending) -> RequestOutput:
         """Forget a request and free what it holds; its last output."""
+        self._dissolve()
         state.forget_flights()
         self._scheduler.remove(state, keep=ending.reason is not FinishReason.ERROR)
         self._pace.finished()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from emberline.engine.request_state import RequestState
+from emberline.engine.request_state import Ints, RequestState, step_codes
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.scoring import Records, annotate, score_emitted
 from emberline.engine.step import StepResult
@@ -26,12 +28,62 @@ BROKEN_ERROR = "no token can be drawn: the model produced NaN or infinite logits
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One entry a request of the step's plan, before runs are cut at stops."""
+    """What the B requests of a step's plan did, before runs are cut at stops. N tokens came."""
 
-    emitted: list[list[int]]  # ids, in order
-    counts: list[StepCounts]
-    records: Records  # log-probabilities of what was emitted, where they were asked for
+    token_ids: Ints  # [N], request-major
+    start_loc: Ints  # [B + 1]
+    num_drafted: Ints  # [B]
+    num_admitted: Ints  # [B]
+    num_accepted: Ints  # [B]
     broken: dict[int, str]  # requests from whose logits nothing can be drawn, and why
+    records: Records | None = None  # [B] of what was emitted, where asked for; None: nowhere
+    predicted: NDArray[np.bool_] | None = None  # [B] whose drafts were its own prediction; None: no
+
+    def runs(self) -> list[list[int]]:
+        """Emitted ids of each request."""
+        ids = self.token_ids.tolist()
+        return [ids[begin:end] for begin, end in pairwise(self.start_loc.tolist())]
+
+    def counts(self) -> list[StepCounts]:
+        """Of each request."""
+        predicted = repeat(False) if self.predicted is None else self.predicted.tolist()
+        columns = (self.num_drafted, self.num_admitted, self.num_accepted, np.diff(self.start_loc))
+        return list(zip(*(column.tolist() for column in columns), predicted))  # noqa: B905
+
+    def codes(self) -> Ints:
+        """[B], as `step_codes` makes them; without predictions."""
+        emitted = self.start_loc[1:] - self.start_loc[:-1]
+        return step_codes(self.num_drafted, self.num_admitted, self.num_accepted, emitted)
+
+
+def spread(count: int, parts: Sequence[tuple[Sequence[int], Outcome]]) -> Outcome:
+    """That of a plan of which parts ran by themselves. Nothing came of the rest.
+
+    Args:
+        count: B.
+        parts: the places of each one's requests, and what those did.
+    """
+    runs: list[list[int]] = [[] for _ in range(count)]
+    numbers = np.zeros((3, count), dtype=np.int64)
+    records: Records = [None] * count
+    broken: dict[int, str] = {}
+    for places, outcome in parts:
+        at = np.array(places, dtype=np.int64)
+        numbers[:, at] = outcome.num_drafted, outcome.num_admitted, outcome.num_accepted
+        broken |= {places[i]: error for i, error in outcome.broken.items()}
+        for place, run in zip(places, outcome.runs(), strict=True):
+            runs[place] = run
+        for place, record in zip(places, outcome.records or (), strict=False):
+            records[place] = record
+    return Outcome(
+        token_ids=np.array([i for run in runs for i in run], dtype=np.int64),
+        start_loc=np.cumsum([0, *map(len, runs)]),
+        num_drafted=numbers[0],
+        num_admitted=numbers[1],
+        num_accepted=numbers[2],
+        broken=broken,
+        records=records,
+    )
 
 
 class Flight(Protocol):
@@ -66,22 +118,16 @@ class Runner(Protocol):
 
 def outcome_of(plan: Sequence[ScheduledRequest], inputs: StepInputs, result: StepResult) -> Outcome:
     """That of a synchronous step."""
-    emitted = result.verdict.token_ids.tolist()
-    bounds = result.verdict.emitted_start_loc.tolist()
-    runs = [emitted[begin:end] for begin, end in pairwise(bounds)]
-    counts = zip(
-        result.num_drafted.tolist(),
-        result.num_admitted.tolist(),
-        result.verdict.num_accepted.tolist(),
-        map(len, runs),
-        map(bool, inputs.predicted),
-        strict=True,
-    )
+    verdict = result.verdict
     return Outcome(
-        emitted=runs,
-        counts=list(counts),
-        records=annotate(plan, result, score_emitted(plan, result)),
+        token_ids=verdict.token_ids.cpu().numpy(),
+        start_loc=verdict.emitted_start_loc.cpu().numpy(),
+        num_drafted=result.num_drafted.cpu().numpy(),
+        num_admitted=result.num_admitted.cpu().numpy(),
+        num_accepted=verdict.num_accepted.cpu().numpy(),
         broken=_broken(result),
+        records=annotate(plan, result, score_emitted(plan, result)),
+        predicted=np.array([bool(ids) for ids in inputs.predicted]),
     )
 
 

@@ -7,9 +7,14 @@ adds. Knows token ids and counts, no tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from emberline.engine.grammar import Matcher
 from emberline.engine.prediction import WINDOW, Prediction
@@ -21,6 +26,8 @@ from emberline.types import (
     StepCounts,
     TokenLogprobs,
 )
+
+Ints = NDArray[np.int64]
 
 
 class TextStream(Protocol):
@@ -78,7 +85,8 @@ class RequestState:
     num_reported: int = field(init=False)  # tokens of the sequence that were, the prompt's included
     held_records: list[TokenLogprobs] = field(default_factory=list)  # of those that were not
     num_written: int = 0  # tokens in the token table's row
-    steps: dict[StepCounts, int] = field(default_factory=dict)  # its verify steps
+    held_steps: list[int] = field(default_factory=list)  # verify steps that `steps` lacks, as codes
+    _steps: dict[StepCounts, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_reported = len(self.request.prompt_token_ids)
@@ -90,6 +98,24 @@ class RequestState:
     def params(self) -> SamplingParams:
         """The request's sampling options."""
         return self.request.params
+
+    @property
+    def steps(self) -> dict[StepCounts, int]:
+        """Its verify steps, by what they did. It grows: whoever keeps it copies it."""
+        held, steps = self.held_steps, self._steps
+        if len(held) == 1:  # a counter takes longer to make
+            counts = step_counts(held[0])
+            steps[counts] = steps.get(counts, 0) + 1
+        else:
+            for code, times in Counter(held).items():
+                counts = step_counts(code)
+                steps[counts] = steps.get(counts, 0) + times
+        held.clear()
+        return steps
+
+    def count_step(self, counts: StepCounts) -> None:
+        """Count a verify step."""
+        self._steps[counts] = self._steps.get(counts, 0) + 1
 
     @property
     def num_output(self) -> int:
@@ -153,9 +179,9 @@ class RequestState:
         ahead = len(self.prediction.ahead(WINDOW - 1)) if self.prediction is not None else 0
         return ahead or max_draft_tokens
 
-    def waited(self, now: float) -> float:
+    def waited(self, clock: Callable[[], float]) -> float:
         """Seconds from its arrival until it first ran, or until now."""
-        return (now if self.first_run is None else self.first_run) - self.arrived
+        return (clock() if self.first_run is None else self.first_run) - self.arrived
 
     def launch(self, num_known: int, draft_limit: int, *, samples: bool) -> None:
         """Take note of a step that is on its way: its known tokens will have KV."""
@@ -183,6 +209,17 @@ class RequestState:
     def scores_prompt(self) -> bool:
         """Whether prompt log-probabilities are still to be computed."""
         return self.prompt_scores is not None and len(self.prompt_scores) < self.num_prompt
+
+
+@lru_cache(maxsize=4096)
+def step_counts(code: int) -> StepCounts:
+    """What `step_codes` made a number of, for drafts that no prediction made."""
+    return code >> 48, code >> 32 & 0xFFFF, code >> 16 & 0xFFFF, code & 0xFFFF, False
+
+
+def step_codes(drafted: Ints, verified: Ints, accepted: Ints, emitted: Ints) -> Ints:
+    """Verify steps as numbers. [B] each; counts are under 2^15."""
+    return ((drafted << 16 | verified) << 16 | accepted) << 16 | emitted
 
 
 @dataclass(frozen=True, slots=True)

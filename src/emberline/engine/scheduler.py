@@ -7,6 +7,7 @@ and pages. Decode is one pending token, prefill is more. Must not know tensors o
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -18,6 +19,8 @@ from emberline.types import QueueFull
 PROMPT_SCORE_TOKENS = 128
 """Most prompt tokens scored in one step, of all requests: bounds the [tokens, V] logits."""
 
+AMPLE = 4
+"""Times as many pages are taken ahead while half of all are free."""
 MOST_REPEATS = 64
 """Steps at most that a plan is repeated without another look at the requests."""
 
@@ -101,7 +104,7 @@ class Scheduler:
             return self._plan
         self._plan_anew()
         # Whoever will need pages soon gets them now too: looking for them costs everybody time.
-        ahead = self.lookahead // 2
+        ahead = self.lookahead * (AMPLE if self._is_ample(0) else 1) // 2
         steady = [entry for entry in steady if self._steady(entry.state, ahead) is not None]
         budget = _Budget(self.config.max_num_tokens - len(steady), PROMPT_SCORE_TOKENS)
         going_on = {entry.state.slot for entry in steady}
@@ -127,6 +130,18 @@ class Scheduler:
             raise RuntimeError("nothing runs, and the first request of the queue cannot start")
         num_drafts = sum(entry.draft_limit for entry in steady)
         return steady + self._with_drafts(planned, others, num_drafts)
+
+    def repeats(self, num_steps_to_go: Callable[[], int]) -> bool:
+        """Whether the next plan is the last one again.
+
+        Args:
+            num_steps_to_go: steps for which everybody in it certainly has pages.
+        """
+        if not self._plan or (self.waiting and self._free_slots):
+            return False
+        if not self._num_repeats:
+            self._num_repeats = max(0, min(MOST_REPEATS, num_steps_to_go()))
+        return self._num_repeats > 0
 
     def _plan_anew(self) -> None:
         """Requests or their pages have changed."""
@@ -361,13 +376,19 @@ class Scheduler:
         Returns:
             How many of the `spare` pages it took.
         """
-        state, tokens = entry.state, entry.num_known + entry.draft_limit + self.lookahead
-        missing = self._missing_pages(state, tokens)
+        state, tokens = entry.state, entry.num_known + entry.draft_limit
+        missing = self._missing_pages(state, tokens + AMPLE * self.lookahead)
+        if not self._is_ample(missing):
+            missing = self._missing_pages(state, tokens + self.lookahead)
         if missing > spare:
             return 0
-        self._grow(state, tokens)
+        state.pages += self.cache.allocate(missing)
         self._standing[state.slot] = entry
         return missing
+
+    def _is_ample(self, num_pages: int) -> bool:
+        """Whether half of all pages are free once so many are taken."""
+        return self.cache.num_available - num_pages >= self.cache.pool.num_pages // 2
 
     def _missing_pages(self, state: RequestState, num_tokens: int) -> int:
         """Pages that the next `num_tokens` tokens of a request still lack."""

@@ -13,8 +13,8 @@ import torch
 Shape = TypeVar("Shape")
 Result = TypeVar("Result")
 
-WARM_UP_RUNS = 2
-"""The first compiles kernels and picks the libraries' ways, neither of which can be captured."""
+WARM_UP_RUNS = 1
+"""It compiles kernels and picks the libraries' ways, neither of which can be captured."""
 
 
 class GraphCache(Generic[Shape, Result]):

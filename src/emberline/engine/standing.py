@@ -1,0 +1,142 @@
+"""Requests that go on together, step after step: what happens to them is kept in arrays.
+
+While nobody comes, ends or needs pages, a step costs the host next to nothing a request: whether
+somebody has to be looked at is found for all at once, and results are laid aside as they came.
+Now and then, and before anybody looks at a request, what has happened is written to the requests'
+states; until then those are as they were some steps ago. Must not know pages' owners or clients.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberline.engine.outcome import Outcome
+from emberline.engine.request_state import Ints, step_counts
+from emberline.engine.scheduler import ScheduledRequest
+from emberline.types import StepCounts
+
+MOST_STEPS = 8
+"""Steps that are laid aside: writing them at once must not take as long as a step."""
+NEVER = 1 << 62
+
+
+class StandingBatch:
+    """The requests of a plan that is repeated, all of which decode.
+
+    Args:
+        plan: the same list for as long as this lasts. Nothing looks at its requests' tokens one by
+            one, but for those that stop.
+        page_size: tokens of a page.
+        num_unread: steps of this plan that have been launched and not read.
+        steps: verify steps by what they did; those of the batch are added when they are written.
+    """
+
+    def __init__(
+        self,
+        plan: Sequence[ScheduledRequest],
+        page_size: int,
+        num_unread: int,
+        steps: Counter[StepCounts],
+    ) -> None:
+        self.plan = plan
+        self.states = states = [entry.state for entry in plan]
+        self._drafts = [entry.draft_limit for entry in plan]
+        self._widths = np.array(self._drafts) + 1
+        self._lens = np.array([len(state.token_ids) for state in states])
+        self._limits = np.array([state.length_limit for state in states])
+        room = np.array([len(state.pages) * page_size for state in states])
+        self._room = np.where(room >= self._limits, NEVER, room)
+        self._stops = _table({i for state in states for i in state.all_stop_ids})
+        self._is_awaited = any(s.request.stream or s.params.logprobs is not None for s in states)
+        self._num_unread = num_unread
+        self._counts = steps
+        self._num_launched = 0  # since what was written last
+        self._landed: list[Outcome] = []  # read since then
+
+    def launch(self) -> None:
+        """Take note of a step that is on its way."""
+        self._num_launched += 1
+        self._num_unread += 1
+
+    def num_steps_to_go(self) -> int:
+        """Steps for which everybody certainly has pages."""
+        reach = self._lens - 1 + self._num_unread * self._widths
+        return int(((self._room - reach) // self._widths).min())
+
+    def absorb(self, outcome: Outcome) -> bool:
+        """Take note of what a step did; False, and nothing is done: somebody has to be looked at.
+
+        Because it has reached its length, may stop, or has failed.
+        """
+        lens = self._lens + outcome.start_loc[1:] - outcome.start_loc[:-1]
+        if outcome.broken or (lens >= self._limits).any():
+            return False
+        if len(self._stops):
+            places = np.minimum(outcome.token_ids, len(self._stops) - 1)
+            if self._stops[places].any():
+                return False
+        self._lens = lens
+        self._num_unread -= 1
+        self._landed.append(outcome)
+        if self._is_awaited or len(self._landed) == MOST_STEPS:
+            self.write()
+        return True
+
+    def write(self) -> None:
+        """Bring the requests' states up to date."""
+        landed, num_launched = self._landed, self._num_launched
+        self._landed, self._num_launched = [], 0
+        fewer = num_launched - len(landed)
+        if not landed:
+            for state, drafts in zip(self.states, self._drafts, strict=True):
+                state.num_computed += num_launched
+                state.num_unread += num_launched
+                state.ahead += num_launched * drafts
+            return
+        accepted: Ints = np.sum([outcome.num_accepted for outcome in landed], axis=0)
+        codes = np.stack([outcome.codes() for outcome in landed], axis=1)
+        columns = zip(
+            self.states, _runs(landed), codes.tolist(), accepted.tolist(), self._drafts, strict=True
+        )
+        for state, run, kinds, num_accepted, drafts in columns:
+            state.num_computed += num_launched + num_accepted
+            if fewer:
+                state.num_unread += fewer
+                state.ahead += fewer * drafts
+            state.token_ids += run
+            state.held_steps += kinds
+            if state.text is not None:
+                state.text.extend(run)
+        for outcome in landed:
+            for state, record in zip(self.states, outcome.records or (), strict=False):
+                if record is not None:
+                    state.held_records += record
+        for code, times in Counter(codes.ravel().tolist()).items():
+            self._counts[step_counts(code)] += times
+
+
+def _runs(landed: Sequence[Outcome]) -> list[list[int]]:
+    """What several steps emitted, by request."""
+    if len(landed) == 1:
+        return landed[0].runs()
+    counts = np.stack([np.diff(outcome.start_loc) for outcome in landed])
+    rows = np.tile(np.arange(counts.shape[1], dtype=np.int32), len(landed))
+    owners = np.repeat(rows, counts.ravel())
+    ids = np.concatenate([outcome.token_ids for outcome in landed])
+    by_row = ids[owners.argsort(kind="stable")].tolist()
+    ends = counts.sum(axis=0).cumsum().tolist()
+    return [by_row[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _table(ids: Iterable[int]) -> NDArray[np.bool_]:
+    """Whether an id is among these; the last entry is any larger one's. Empty: there are none."""
+    known: Ints = np.array(sorted(ids), dtype=np.int64)
+    if not len(known):
+        return np.zeros(0, dtype=np.bool_)
+    table = np.zeros(known[-1] + 2, dtype=np.bool_)
+    table[known[known >= 0]] = True
+    return table
