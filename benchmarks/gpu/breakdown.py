@@ -25,6 +25,8 @@ from emberline.cache.kv_pool import KVPool
 from emberline.engine.engine import Engine
 from emberline.types import Request, SamplingParams
 
+from gpu.host_parts import HostParts
+
 WAITS = ((torch.cuda.Event, "synchronize"), (torch.cuda.Stream, "synchronize"))
 """Where a host waits for a GPU."""
 LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpy", "cudaMemset")
@@ -290,6 +292,13 @@ def measure(
     )
     run_steps(engine, prompts, params, num_steps)
     steps = run_steps(engine, prompts, params, num_steps)
+    parts = HostParts()
+
+    def with_parts(run: Callable[[], None]) -> None:
+        with parts.counting():
+            run()
+
+    run_steps(engine, prompts, params, num_steps, with_parts)
     seen = profiled(
         lambda around: run_steps(engine, prompts, params, num_steps, around), num_steps, num_layers
     )
@@ -298,6 +307,7 @@ def measure(
         "requests": len(prompts),
         "draft": speculate,
         **steps.row(),
+        "host_parts_us": parts.row(num_steps),
         "launches": round(seen.launches, 1),
         "layer_launches": seen.layer_launches,
         "host_calls": {name: round(count, 2) for name, count in seen.calls.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
@@ -19,6 +20,7 @@ from gpu.breakdown import (
     waiting_seconds,
 )
 from gpu.breakdown_models import Subject, numbers, random_subject
+from gpu.host_parts import CALLS, HostParts
 
 STEPS = 6
 
@@ -113,3 +115,26 @@ def test_bytes_that_a_step_needs(subject: Subject) -> None:
     # Three layers of two KV heads of eight, keys and values in float32; the draft has one layer.
     assert subject.needs.kv_token == 3 * 2 * 8 * 2 * 4
     assert subject.needs.draft_kv_token == 2 * 8 * 2 * 4
+
+
+def test_a_call_is_charged_what_is_its_own() -> None:
+    parts = HostParts()
+    inner = parts.timed("inner", lambda: time.sleep(0.03))
+
+    def work() -> None:
+        inner()
+        time.sleep(0.01)
+        inner()
+
+    parts.timed("outer", work)()
+    row = parts.row(2)
+    assert list(row) == ["inner", "outer"]
+    assert row["inner"] >= 30_000
+    assert 5_000 <= row["outer"] < 30_000
+
+
+def test_every_part_of_a_host_is_a_method() -> None:
+    for owner, method, _ in CALLS:
+        assert callable(getattr(owner, method))
+    with HostParts().counting():
+        pass
