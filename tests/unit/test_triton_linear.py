@@ -92,7 +92,8 @@ def test_a_sum_begins_the_next_norm(count, size, dtype) -> None:
 
 def test_a_wide_map_has_wider_tiles(monkeypatch) -> None:
     """As those of a large model: more outputs and inputs a program, several tiles under way."""
-    monkeypatch.setattr(skinny, "WIDE_OUTPUT", 32)
+    monkeypatch.setattr(skinny, "SMALL_WEIGHT", 0)
+    monkeypatch.setattr(skinny, "FULL_PROGRAMS", 0)
     for dtype in (torch.float32, torch.bfloat16):
         x, linear = rows(2, 1040, dtype), weights(50, 1040, dtype)
         close(skinny.few_rows(x, linear), linear(x))

@@ -26,7 +26,7 @@ from emberline.ops.triton.paged_kernels import attend_span
 CHUNK = 512  # positions summed by themselves in fixed order
 FEW_ROWS = 32  # of a tile where a request has no more, and in fixed order
 WIDE_ROWS = 16  # of a tile in float32, whose products are not for tensor cores
-LEAST_SPAN = 256  # keys that a program should have before another one takes part
+LEAST_SPAN = 128  # keys that a program should have before another one takes part
 MOST_PARTIAL_BYTES = 2**26  # of what spread programs leave for the last of them
 FEW_PROGRAMS = 2  # with few rows that keep a multiprocessor busy
 STAGES = 5  # two tiles of keys are under way, and the page ids of two more: fewer overlap nothing
@@ -42,6 +42,7 @@ class _Grid:
     chunk: int  # positions summed by themselves; 0: a span is one sum
     keys: int  # of a tile
     warps: int
+    stages: int = STAGES
 
     @classmethod
     def of(
@@ -74,7 +75,10 @@ class _Grid:
         spans = max(1, min(room // programs, most))
         if many:
             return cls(rows, tiles, spans, 0, *_many(lanes, rows))
-        return cls(rows, tiles, spans, 0, *_few(lanes, wide, alone=programs * spans <= busy))
+        # A program that is alone has little more than one tile of keys, and nothing to fetch ahead.
+        alone = programs * spans <= busy
+        stages = 1 if alone and not wide else STAGES
+        return cls(rows, tiles, spans, 0, *_few(lanes, wide, alone=alone), stages)
 
 
 def _few(lanes: int, wide: bool, *, alone: bool) -> tuple[int, int]:
@@ -86,7 +90,7 @@ def _few(lanes: int, wide: bool, *, alone: bool) -> tuple[int, int]:
         return (32 if lanes <= 64 else 16), 4
     if lanes > 128:
         return 32, 4
-    return (128, 8) if alone else (64, 4)
+    return (128 if alone else 64), 4
 
 
 def _many(lanes: int, rows: int) -> tuple[int, int]:
@@ -178,7 +182,7 @@ def _attend(
         WINDOW=sliding_window or 0, CAPPED=soft_cap is not None,
         BLOCK=block_len, COLUMNS=max(16, triton.next_power_of_2(block_len)) if block_len else 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=grid.warps, num_stages=STAGES, **early_start(q.device),
+        num_warps=grid.warps, num_stages=grid.stages, **early_start(q.device),
     )  # fmt: skip
     return out
 

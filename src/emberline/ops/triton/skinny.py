@@ -33,7 +33,7 @@ MORE_ROWS = 64  # up to here a small weight's launches cost more than the librar
 LONG_ROW = 1024  # inputs; of fewer a program of a large weight has too little to stream
 WARPS = 4
 LARGE_WARPS = 2  # of a program that streams a large weight
-WIDE_OUTPUT = 4096  # from here on 32 outputs a program still keep a large GPU busy
+FULL_PROGRAMS = 2  # a processor, from where on a program takes 32 outputs and not 16
 MOST_TILES = 8  # of weights under way in a program
 LEAST_TILES = 3
 LINE_BYTES = 128  # of a cache
@@ -147,19 +147,20 @@ class _Tiles:
     def of(cls, x: Tensor, size: int, gate: bool) -> _Tiles:
         """The tiles for `size` outputs a row."""
         count, width = x.shape
-        warps = WARPS if _is_small(size * width * (1 + gate)) else LARGE_WARPS
-        wide = x.dtype == torch.float32
+        wide, small = x.dtype == torch.float32, _is_small(size * width * (1 + gate))
+        warps = WARPS if small else LARGE_WARPS
         rows = 8 if count <= 8 else 16 if count <= 16 or wide else 32
-        outs = 32 if size >= WIDE_OUTPUT else 16
+        busy = processors(x.device)
+        outs = 32 if size >= 32 * FULL_PROGRAMS * busy else 16
         programs = triton.cdiv(size, outs) * triton.cdiv(count, rows)
-        resident = max(1, min(MOST_RESIDENT, triton.cdiv(programs, processors(x.device))))
+        resident = max(1, min(MOST_RESIDENT, triton.cdiv(programs, busy)))
         room = shared_memory(x.device) * 7 // 8 // resident
-        lanes = outs * (1 + gate) + rows
-        depth = 16 if wide else 64 if width >= 1024 else 32
-        if depth == 64 and room // (warps * depth * lanes * x.element_size()) < LEAST_TILES:
-            depth = 32
-        fitting = room // (warps * depth * lanes * x.element_size())
+        slice_bytes = warps * (outs * (1 + gate) + rows) * x.element_size()  # of an input a warp
+        depth = 16 if wide else 128 if not small else 64 if width >= 1024 else 32
+        while depth > 32 and room // (slice_bytes * depth) < LEAST_TILES:
+            depth //= 2
         steps = triton.cdiv(width, warps * depth)
+        fitting = room // (slice_bytes * depth)
         return cls(rows, outs, depth, warps, max(2, min(MOST_TILES, fitting, steps)))
 
 
