@@ -341,6 +341,7 @@ class Engine:
         """Append what was emitted, cut at stops; count, finish, free."""
         self._tally.num_engine_steps += 1
         outputs, steps, scheduler = [], [], self._scheduler
+        standing = scheduler.standing
         no_records: Records = [None] * len(plan)
         columns = zip(
             plan, outcome.runs(), outcome.counts(), outcome.records or no_records, strict=True
@@ -359,7 +360,7 @@ class Engine:
                 counts = _cut(counts, len(run))
             if not run and not ending and state.num_remaining <= 0 and state.num_pending <= 0:
                 ending = Ending(FinishReason.LENGTH)  # a prompt that was only to be scored
-            if ending is None and not (state.shared and scheduler.is_standing(state)):
+            if ending is None and not (state.shared and state.slot in standing):
                 scheduler.computed(state)
             if is_first and (run or ending):
                 self._tally.prompt_tokens += state.num_prompt

@@ -7,7 +7,7 @@ and pages. Decode is one pending token, prefill is more. Must not know tensors o
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -94,7 +94,7 @@ class Scheduler:
         if self._num_repeats and nobody_starts:
             self._num_repeats -= 1
             return self._plan
-        steady = [entry for state in self.running if (entry := self._steady(state)) is not None]
+        steady = self._steady()
         if len(steady) == len(self.running) and nobody_starts:
             if self.cache.window is not None:
                 return steady  # in fewer and fewer pages
@@ -103,9 +103,9 @@ class Scheduler:
                 self._plan = steady
             return self._plan
         self._plan_anew()
-        # Whoever will need pages soon gets them now too: looking for them costs everybody time.
-        ahead = self.lookahead * (AMPLE if self._is_ample(0) else 1) // 2
-        steady = [entry for entry in steady if self._steady(entry.state, ahead) is not None]
+        if len(steady) < len(self._standing):
+            # Whoever will need pages soon gets them now too: planning costs everybody time.
+            steady = self._steady(self.lookahead * (AMPLE if self._is_ample(0) else 1) // 2)
         budget = _Budget(self.config.max_num_tokens - len(steady), PROMPT_SCORE_TOKENS)
         going_on = {entry.state.slot for entry in steady}
         others = [state for state in self.running if state.slot not in going_on]
@@ -147,9 +147,10 @@ class Scheduler:
         """Requests or their pages have changed."""
         self._plan, self._num_repeats = [], 0
 
-    def is_standing(self, state: RequestState) -> bool:
-        """Whether a request goes on in pages that it has, until it ends or has filled them."""
-        return state.slot in self._standing and self.cache.window is None
+    @property
+    def standing(self) -> Container[int]:
+        """Slots of requests that go on in the pages that they have till these are filled."""
+        return self._standing if self.cache.window is None else ()
 
     def _num_steps_to_go(self, entry: ScheduledRequest) -> int:
         """Steps for which a request certainly has pages, besides the next one."""
@@ -159,18 +160,22 @@ class Scheduler:
         width = 1 + entry.draft_limit
         return min(MOST_REPEATS, (room - state.reach) // width - 1)
 
-    def _steady(self, state: RequestState, ahead: int = 0) -> ScheduledRequest | None:
-        """What a request goes on running, if it has the pages for it; None: look closer.
+    def _steady(self, ahead: int = 0) -> list[ScheduledRequest]:
+        """What requests go on running that have pages for it; the others are to be looked at.
 
+        Draft limits are those of an earlier step: the device keeps to the length that is left.
         `ahead`: tokens that there must be pages for besides.
-
-        Its draft limit is that of an earlier step: the device keeps to the length that is left.
         """
-        entry = self._standing.get(state.slot)
-        if entry is None or state.num_remaining <= 0:
-            return None
-        room = len(state.pages) * self.cache.pool.page_size
-        return entry if state.end_after(1 + entry.draft_limit + ahead) <= room else None
+        entries, size = [], self.cache.pool.page_size
+        for state in self.running:  # `num_remaining` and `end_after`, asked of everybody
+            entry = self._standing.get(state.slot)
+            limit = state.length_limit
+            if entry is None or limit <= len(state.token_ids) + state.num_unread:
+                continue
+            end = state.num_computed + state.ahead + 1 + entry.draft_limit + ahead
+            if len(state.pages) * size >= min(end, limit):
+                entries.append(entry)
+        return entries
 
     def may_preempt(self) -> bool:
         """Whether the next step might lack pages for those who run.
@@ -193,7 +198,7 @@ class Scheduler:
         if state.is_sound and state.num_pending <= 1 and not state.shared:
             self._share(state)
             state.shared = True
-        if state.shared and self.is_standing(state):
+        if state.shared and state.slot in self.standing:
             return
         self._plan_anew()
         end = self.cache.pool.pages_for(max(len(state.token_ids), state.reach))
