@@ -215,7 +215,11 @@ class Engine:
                 e.state.shared and not e.state.is_followed for e in plan
             ):
                 self._batch = StandingBatch(
-                    plan, self._pool.page_size, len(self._flights), self._tally.steps
+                    plan,
+                    self._pool.page_size,
+                    len(self._flights),
+                    self._tally.steps,
+                    self._clock(),
                 )
         else:
             now = self._clock()
@@ -243,9 +247,10 @@ class Engine:
             self._next_check = self._clock() + CHECK_SECONDS
 
     def snapshot(self) -> EngineSnapshot:
-        """Counters since the start, and what is held now."""
-        if self._batch is not None:
-            self._batch.write()
+        """Counters since the start, and what is held now.
+
+        Drafts of requests that go on together are counted a few steps late.
+        """
         tally, verified = self._tally, self._tally.verified
         return EngineSnapshot(
             num_engine_steps=tally.num_engine_steps,
@@ -309,12 +314,12 @@ class Engine:
         outcome, batch = flight.read(), self._batch
         if batch is None:
             return self._commit(flight.plan, outcome)
-        if not batch.absorb(outcome):
+        if not batch.absorb(outcome, self._clock()):
             self._dissolve()
             return self._commit(flight.plan, outcome)
         self._tally.num_engine_steps += 1
         self._tally.generation_tokens += len(outcome.token_ids)
-        return [self._delta(state) for state in batch.states if state.request.stream]
+        return [self._delta(state) for state in batch.readers] if batch.is_written else []
 
     def _dissolve(self) -> None:
         """From now on requests are looked at one by one."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PULSE_SECONDS = 0.1
+"""After so long a step is told of even if it put nothing out."""
 Decide = Callable[[Exception | None], None]
 """Told, by the engine's thread, that something has been done, or why not."""
 
@@ -111,7 +113,8 @@ class EngineLoop:
     Args:
         engine: touched by the thread in `run` and by nobody else from now on.
         token_text: text of its tokenizer.
-        publish: called by that thread with each step's outputs, `latest` being its snapshot.
+        publish: called by that thread with what steps put out, and now and then with nothing, to
+            show that they run; `latest` is the snapshot that goes with it.
     """
 
     def __init__(
@@ -164,17 +167,20 @@ class EngineLoop:
 
         Who waits for something that will not be done hears of it.
         """
+        pulse = 0.0
         try:
             while (items := self._next_items()) is not None:
                 if items:
                     self._apply(items)
                     self.latest = self._engine.snapshot()
                 if self._engine.has_work:
-                    self._step_began = time.monotonic()
+                    began = self._step_began = time.monotonic()
                     outputs = self._engine.step()
                     self._step_began = None
-                    self.latest = self._engine.snapshot()
-                    self._publish(outputs)
+                    if outputs or began >= pulse or not self._engine.has_work:
+                        pulse = began + PULSE_SECONDS
+                        self.latest = self._engine.snapshot()
+                        self._publish(outputs)
         except Exception as problem:  # whatever a step raises must reach those who wait for it
             logger.exception("the engine failed and takes no more requests")
             with self.changed:
