@@ -56,6 +56,7 @@ class GraphCache(Generic[Shape, Result]):
                 result = self._step(shape)
             finally:
                 graph.capture_end()
+        graph.replay()  # the first one brings the graph to the device, which takes the host long
         self._captured[shape] = graph, result
 
     def replay(self, shape: Shape) -> Result:
