@@ -47,6 +47,9 @@ class VerifyNothing:
         """No draft."""
         return Admission(torch.zeros_like(proposal.num_drafted), 0)
 
+    def abandon(self) -> None:
+        """Nothing is awaited."""
+
 
 class Overheard:
     """A drafter that keeps the drafts it drew last."""

@@ -171,6 +171,10 @@ class PerRequest:
             lens.append(planner.admit(mine, one).num_draft_tokens)
         return Admission(torch.tensor(lens), sum(lens))
 
+    def abandon(self) -> None:
+        for planner in self.planners:
+            planner.abandon()
+
 
 def alone(shape: StepShape) -> list[StepShape]:
     """Each request of a decode step as a step of its own."""
@@ -196,3 +200,6 @@ class ScriptedPlanner:
         lens = torch.tensor([self.rule(*row) for row in zip(ids, sure, strict=True)])
         admitted = torch.minimum(lens, proposal.num_drafted)
         return Admission(admitted, int(admitted.sum()))
+
+    def abandon(self) -> None:
+        pass

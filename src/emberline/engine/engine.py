@@ -200,9 +200,19 @@ class Engine:
             self._look_at = -math.inf
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return what it added to each request that gained something."""
+        """Run one step and return what it added to each request that gained something.
+
+        After a failed one requests go on from what was read before it.
+        """
         if self._gpu is not None:
             torch.cuda.set_device(self._gpu)  # of this thread: kernels run on its current one
+        try:
+            return self._step()
+        except BaseException:
+            self._start_over()
+            raise
+
+    def _step(self) -> list[RequestOutput]:
         outputs = self._end_early()
         if self._batch is not None and not self._scheduler.repeats(self._batch.num_steps_to_go):
             self._dissolve()
@@ -238,6 +248,16 @@ class Engine:
         if not self._states:
             self._check_books()
         return outputs
+
+    def _start_over(self) -> None:
+        """Forget what is on its way: its results would be of steps that nobody has read."""
+        self._dissolve()
+        self._flights.clear()
+        self._standing = []
+        self._scheduler.forget_flights()
+        self.parts.planner.abandon()
+        if self._runner is not None:
+            self._runner.planner.abandon()
 
     def _check_books(self) -> None:
         """While nothing runs: free + cached = all, and now and then every page by itself."""

@@ -291,6 +291,9 @@ class _FixedDepth:
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         return Admission(proposal.num_drafted, sum(shape.draft_limits))
 
+    def abandon(self) -> None:
+        pass
+
 
 class _TimedDrafter:
     """A drafter under a stopwatch, or none that drafts at no cost.

@@ -198,7 +198,7 @@ class RequestState:
             self.ahead -= draft_limit
 
     def forget_flights(self) -> None:
-        """It has ended: whatever is on its way will not be read.
+        """Whatever is on its way will not be read: it has ended, or a step has failed.
 
         A step launched for a request that had ended on the device has computed nothing.
         """

@@ -85,6 +85,14 @@ class Scheduler:
         self.running.remove(state)
         self._release(state, keep=keep)
 
+    def forget_flights(self) -> None:
+        """Steps on their way will not be read: everybody goes on from what is known here."""
+        for state in self.running:
+            state.forget_flights()
+            state.placed = False
+        self._standing.clear()
+        self._plan_anew()
+
     def schedule(self) -> list[ScheduledRequest]:
         """Plan one step: decodes first, so that a long prompt never delays a running answer.
 

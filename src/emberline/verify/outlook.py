@@ -79,9 +79,12 @@ class Confidences:
 
     @classmethod
     def of(cls, confidence: Tensor, num_drafted: Tensor) -> Confidences:
-        """Those of a proposal: [B, K] and [B]. NaN counts as 0: unknown is not worth verifying."""
+        """Those of a proposal: [B, K] and [B]. NaN counts as 0: unknown is not worth verifying.
+
+        They are kept for some steps, and the memory that they are read from is not: it is copied.
+        """
         values = confidence.cpu().numpy().astype(np.float64)
-        return cls(np.fmin(np.fmax(values, 0.0), 1.0), num_drafted.cpu().numpy())
+        return cls(np.fmin(np.fmax(values, 0.0), 1.0), num_drafted.cpu().numpy().copy())
 
     def ranked(self) -> Ranked:
         """Every draft, the likeliest to survive first.
@@ -262,6 +265,12 @@ class Outlook:
         else:
             lens = np.where(_chances(shape) > 0, 0, now.lens) if shape.predicted else now.lens
             step.learnt = _Learnt(shape.serials, now.values, lens)
+
+    def abandon(self) -> None:
+        """Wait for no confidences any more: the steps that should bring them have failed."""
+        for step in self._steps:
+            if step.learnt is None:
+                step.learnt = _NOTHING
 
     def expected(self, shape: StepShape) -> Confidences:
         """What to expect of blocks drawn up to `shape.draft_limits`."""

@@ -56,6 +56,10 @@ class Planner(Protocol):
         """
         ...
 
+    def abandon(self) -> None:
+        """Steps that were planned have failed: what did not come of them will not."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
@@ -90,8 +94,9 @@ class DevicePlanner(Planner, Protocol):
 
         Args:
             shape: of that step.
-            confidence: [B, K] on the host; None: the drafter has none.
-            num_drafted: [B] int64 on the host.
+            confidence: [B, K] on the host, where the next step's may overwrite it after the call;
+                None: the drafter has none.
+            num_drafted: [B] int64, likewise.
         """
         ...
 
@@ -116,6 +121,9 @@ class VerifyAll:
 
     def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
         """Nothing is remembered."""
+
+    def abandon(self) -> None:
+        """Nothing is awaited."""
 
 
 class Threshold:
@@ -155,6 +163,9 @@ class Threshold:
     def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
         """Nothing is remembered."""
 
+    def abandon(self) -> None:
+        """Nothing is awaited."""
+
 
 class CausalGreedy:
     """Admit drafts by falling survival for as long as that raises the tokens a second.
@@ -190,6 +201,10 @@ class CausalGreedy:
         ranked = now.ranked()
         budget = first_decline(tokens_per_second(ranked, shape, self._prices))
         return _allocation(ranked, budget, proposal)
+
+    def abandon(self) -> None:
+        """The outlook waits for nothing any more."""
+        self._outlook.abandon()
 
 
 class LaggedTopK:
@@ -240,6 +255,10 @@ class LaggedTopK:
         """Remember a step's confidences; they count from the second step after it."""
         now = None if confidence is None else Confidences.of(confidence, num_drafted)
         self._outlook.learn(shape, now)
+
+    def abandon(self) -> None:
+        """The outlook waits for nothing any more."""
+        self._outlook.abandon()
 
 
 def _allocation(ranked: Ranked, budget: int, proposal: DraftProposal) -> Admission:
