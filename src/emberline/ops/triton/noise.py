@@ -121,6 +121,12 @@ def rank_of(x):
 
 
 @triton.jit
+def ranked_value(rank):
+    """The float32 behind a `rank_of`, 0.0 for -0.0 and one NaN for all."""
+    return (rank ^ ((rank >> 31) & _LOW31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def ranked(rank, column):
     """The `candidate` of a `rank_of` and an int32 column."""
     return (rank.to(tl.int64) << 32) | (column ^ _LOW31).to(tl.int64)  # falls as columns rise

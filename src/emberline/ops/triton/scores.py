@@ -19,7 +19,7 @@ from torch import Tensor
 from emberline.batch import TokenScores
 from emberline.layout import Scored
 from emberline.ops.triton.gpu import await_inputs, early_start
-from emberline.ops.triton.noise import NO_CANDIDATE, candidate, column_of, finite, tempered
+from emberline.ops.triton.noise import NO_RANK, finite, rank_of, ranked_value, tempered
 
 CHUNK = 2048  # columns that are summed together
 BLOCK = 128  # columns of which the largest is kept
@@ -29,71 +29,85 @@ PROGRAMS = 2048  # at which a GPU is full: a row is spread over fewer the more r
 
 
 @triton.jit
-def _is_asked(token_ids, asks, owners, n):
+def _is_asked(token_id, asks, owners, n):
     """Whether token n is to be scored."""
     if owners is None:
         return tl.load(asks + n) != 0
     else:
         owner = tl.load(owners + n)
-        there = (owner >= 0) & (tl.load(token_ids + n) >= 0)
+        there = (owner >= 0) & (token_id >= 0)
         return there & (tl.load(asks + owner, mask=there, other=0) != 0)
 
 
 @triton.jit
 def _read_row(
-    logits, rows, token_ids, asks, owners, temperatures, peaks, masses, aboves, block_keys,
+    logits, rows, token_ids, asks, owners, temperatures, peaks, masses, aboves, block_ranks,
     stride, size, num_chunks,
     TEMPERED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (n, i) takes chunks i, i + I, .. of token n's row."""
     await_inputs(EARLY)
     n = tl.program_id(0).to(tl.int64)
-    if not _is_asked(token_ids, asks, owners, n):
-        return
-    BLOCKS: tl.constexpr = CHUNK // BLOCK
-    logits += tl.load(rows + n) * stride
+    row = tl.load(rows + n)
+    token_id = tl.load(token_ids + n)
     temperature = tl.full((), 0.0, tl.float32)
     if TEMPERED:
         temperature = tl.load(temperatures + n)
-    chosen = tempered(tl.load(logits + tl.load(token_ids + n)).to(tl.float32), temperature)
+    if not _is_asked(token_id, asks, owners, n):
+        return
+    BLOCKS: tl.constexpr = CHUNK // BLOCK
+    logits += row * stride
+    chosen = tempered(tl.load(logits + token_id).to(tl.float32), temperature)
     lanes = tl.arange(0, CHUNK)
     for chunk in range(tl.program_id(1), num_chunks, tl.num_programs(1)):
         column = chunk * CHUNK + lanes
         x = tl.load(logits + column, mask=column < size, other=float("-inf")).to(tl.float32)
         x = tempered(x, temperature)
-        peak = tl.max(x, 0)
-        mass = tl.sum(tl.exp(x - finite(peak)), 0)
-        tl.store(peaks + n * num_chunks + chunk, peak)
-        tl.store(masses + n * num_chunks + chunk, mass)
-        tl.store(aboves + n * num_chunks + chunk, tl.sum((x > chosen).to(tl.int32), 0))
-        key = tl.where(column < size, candidate(x, column), NO_CANDIDATE)
-        best = tl.max(tl.reshape(key, (BLOCKS, BLOCK)), 1)
+        rank = tl.where(column < size, rank_of(x), NO_RANK)
+        best = tl.max(tl.reshape(rank, (BLOCKS, BLOCK)), 1)
         block = chunk * BLOCKS + tl.arange(0, BLOCKS)
-        tl.store(block_keys + n * num_chunks * BLOCKS + block, best)
+        tl.store(block_ranks + n * num_chunks * BLOCKS + block, best)
+        tl.store(aboves + n * num_chunks + chunk, tl.sum((x > chosen).to(tl.int32), 0))
+        peak = tl.max(x, 0)
+        tl.store(peaks + n * num_chunks + chunk, peak)
+        tl.store(masses + n * num_chunks + chunk, tl.sum(tl.exp(x - finite(peak)), 0))
 
 
 @triton.jit
+def _top_blocks(ranks, num_top, TOP: tl.constexpr, ALL: tl.constexpr, BLOCK: tl.constexpr):
+    """First columns of the blocks of the `num_top` largest maxima, the earlier of equals.
+
+    For every entry outside them there are `num_top` before it in the order.
+    """
+    place = tl.arange(0, TOP)
+    block = tl.arange(0, ALL)
+    starts = tl.full((TOP,), ALL * BLOCK, tl.int32)  # past the end
+    for i in range(num_top):
+        best = tl.max(ranks, 0)
+        found = tl.min(tl.where(ranks == best, block, ALL), 0)
+        found = tl.where(best == NO_RANK, ALL, found)
+        starts = tl.where(place == i, found * BLOCK, starts)
+        ranks = tl.where(block == found, NO_RANK, ranks)
+    return starts
+
+
+@triton.jit(do_not_specialize_on_alignment=["logprobs", "ranks", "top_ids", "top_logprobs"])
 def _put_together(
-    logits, rows, token_ids, asks, owners, temperatures, peaks, masses, aboves, block_keys,
+    logits, rows, token_ids, asks, owners, temperatures, peaks, masses, aboves, block_ranks,
     logprobs, ranks, top_ids, top_logprobs,
     stride, size, num_chunks, num_top,
     TEMPERED: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, PER_CHUNK: tl.constexpr,
     TOP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One token a program."""
+    """One token a program, one warp: searching is a chain of small reductions."""
     await_inputs(EARLY)
     n = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, TOP)
     top_ids += n * num_top + place
     top_logprobs += n * num_top + place
-    if not _is_asked(token_ids, asks, owners, n):
-        # Never a plausible number where nothing was computed.
-        tl.store(logprobs + n, float("nan"))
-        tl.store(ranks + n, tl.full((), 0, tl.int64))
-        tl.store(top_ids, tl.full((TOP,), -1, tl.int64), mask=place < num_top)
-        tl.store(top_logprobs, tl.full((TOP,), float("nan"), tl.float32), mask=place < num_top)
-        return
-    logits += tl.load(rows + n) * stride
+    # All that has an address by now is asked for at once.
+    row = tl.load(rows + n)
+    token_id = tl.load(token_ids + n)
     temperature = tl.full((), 0.0, tl.float32)
     if TEMPERED:
         temperature = tl.load(temperatures + n)
@@ -101,42 +115,42 @@ def _put_together(
     there = chunk < num_chunks
     chunk_peak = tl.load(peaks + n * num_chunks + chunk, mask=there, other=float("-inf"))
     mass = tl.load(masses + n * num_chunks + chunk, mask=there, other=0.0)
-    peak = tl.max(chunk_peak, 0)
-    total = tl.sum(mass * tl.exp(chunk_peak - finite(peak)), 0)
-    log_total = tl.log(total)
-    chosen = tempered(tl.load(logits + tl.load(token_ids + n)).to(tl.float32), temperature)
-    tl.store(logprobs + n, chosen - peak - log_total)
     above = tl.load(aboves + n * num_chunks + chunk, mask=there, other=0)
-    tl.store(ranks + n, tl.sum(above, 0).to(tl.int64) + 1)
+    ALL: tl.constexpr = CHUNKS * PER_CHUNK
+    block = tl.arange(0, ALL)
+    num_blocks = num_chunks * PER_CHUNK
+    block_rank = tl.load(
+        block_ranks + n * num_blocks + block, mask=block < num_blocks, other=NO_RANK
+    )
+    if not _is_asked(token_id, asks, owners, n):
+        # Never a plausible number where nothing was computed.
+        tl.store(logprobs + n, float("nan"))
+        tl.store(ranks + n, tl.full((), 0, tl.int64))
+        tl.store(top_ids, tl.full((TOP,), -1, tl.int64), mask=place < num_top)
+        tl.store(top_logprobs, tl.full((TOP,), float("nan"), tl.float32), mask=place < num_top)
+        return
+    logits += row * stride
+    chosen = tempered(tl.load(logits + token_id).to(tl.float32), temperature)
+    peak = tl.max(chunk_peak, 0)
+    log_total = tl.log(tl.sum(mass * tl.exp(chunk_peak - finite(peak)), 0))
     if num_top > 0:
-        # The blocks of the `num_top` largest maxima, the earlier of equals: for every entry outside
-        # them there are `num_top` before it in the order.
-        block = tl.arange(0, CHUNKS * PER_CHUNK)
-        num_blocks = num_chunks * PER_CHUNK
-        block_key = tl.load(
-            block_keys + n * num_blocks + block, mask=block < num_blocks, other=NO_CANDIDATE
-        )
-        starts = tl.full((TOP,), size, tl.int64)
-        for i in range(num_top):
-            best = tl.max(block_key, 0)
-            found = tl.where(best == NO_CANDIDATE, size, column_of(best) // BLOCK * BLOCK)
-            starts = tl.where(place == i, found, starts)
-            block_key = tl.where(block_key == best, NO_CANDIDATE, block_key)
-        column = starts[:, None] + tl.arange(0, BLOCK)
+        starts = tl.multiple_of(_top_blocks(block_rank, num_top, TOP, ALL, BLOCK), BLOCK)
+        column = starts[:, None] + tl.arange(0, BLOCK)[None, :]
         x = tl.load(logits + column, mask=column < size, other=float("-inf")).to(tl.float32)
-        key = tl.where(
-            column < size, candidate(tempered(x, temperature), column.to(tl.int32)), NO_CANDIDATE
-        )
-        key = tl.reshape(key, (TOP * BLOCK,))
-        best_columns = tl.full((TOP,), 0, tl.int64)
+        rank = tl.where(column < size, rank_of(tempered(x, temperature)), NO_RANK)
+        best_columns = tl.full((TOP,), 0, tl.int32)
+        best_ranks = tl.full((TOP,), 0, tl.int32)
         for i in range(num_top):
-            best = tl.max(key, 0)
-            best_columns = tl.where(place == i, column_of(best), best_columns)
-            key = tl.where(key == best, NO_CANDIDATE, key)
-        found_x = tl.load(logits + best_columns, mask=place < num_top, other=0.0).to(tl.float32)
-        tl.store(top_ids, best_columns, mask=place < num_top)
-        found_logprobs = tempered(found_x, temperature) - peak - log_total
+            best = tl.max(tl.max(rank, 0), 0)
+            found = tl.min(tl.min(tl.where(rank == best, column, ALL * BLOCK), 0), 0)
+            best_columns = tl.where(place == i, found, best_columns)
+            best_ranks = tl.where(place == i, best, best_ranks)
+            rank = tl.where(column == found, NO_RANK, rank)
+        tl.store(top_ids, best_columns.to(tl.int64), mask=place < num_top)
+        found_logprobs = ranked_value(best_ranks) - peak - log_total
         tl.store(top_logprobs, found_logprobs, mask=place < num_top)
+    tl.store(logprobs + n, chosen - peak - log_total)
+    tl.store(ranks + n, tl.sum(above, 0).to(tl.int64) + 1)
 
 
 def score_tokens(
@@ -147,6 +161,7 @@ def score_tokens(
     num_top: int,
     temperatures: Tensor | None = None,
     owners: Tensor | None = None,
+    into: TokenScores | None = None,
 ) -> TokenScores:
     """`sampling.logprobs.score_tokens` for the tokens that ask.
 
@@ -160,6 +175,7 @@ def score_tokens(
             none is.
         owners: [N] int64, the request of each token; -1 of nobody's, which is not asked for, nor is
             an id of -1.
+        into: where to write all but the ids, each contiguous; None: somewhere new.
 
     Returns:
         Scores in float32. Tokens that do not ask have rank 0, ids -1 and NaN.
@@ -174,26 +190,36 @@ def score_tokens(
     device, num_chunks = logits.device, triton.cdiv(size, CHUNK)
     peaks, masses = (torch.empty(num_tokens, num_chunks, device=device) for _ in range(2))
     aboves = torch.empty(num_tokens, num_chunks, dtype=torch.int32, device=device)
-    block_keys = torch.empty(num_tokens, num_chunks * BLOCKS, dtype=torch.int64, device=device)
-    logprobs = torch.empty(num_tokens, device=device)
-    ranks = torch.empty(num_tokens, dtype=torch.int64, device=device)
-    top_ids = torch.empty(num_tokens, num_top, dtype=torch.int64, device=device)
-    top_logprobs = torch.empty(num_tokens, num_top, device=device)
+    block_ranks = torch.empty(num_tokens, num_chunks * BLOCKS, dtype=torch.int32, device=device)
+    if into is None:
+        into = _room(token_ids, num_top)
+    written = (into.logprobs, into.ranks, into.top_ids, into.top_logprobs)
     read = (logits, index, token_ids, asks, owners, temperatures)
-    states, early = (peaks, masses, aboves, block_keys), early_start(device)
+    states, early = (peaks, masses, aboves, block_ranks), early_start(device)
     if num_tokens:
         _read_row[(num_tokens, programs_a_row(num_tokens, num_chunks))](
             *read, *states, logits.stride(0), size, num_chunks,
             TEMPERED=temperatures is not None, CHUNK=CHUNK, BLOCK=BLOCK, **early,
         )  # fmt: skip
         _put_together[(num_tokens,)](
-            *read, *states, logprobs, ranks, top_ids, top_logprobs,
-            logits.stride(0), size, num_chunks, num_top,
+            *read, *states, *written, logits.stride(0), size, num_chunks, num_top,
             TEMPERED=temperatures is not None, CHUNKS=triton.next_power_of_2(num_chunks),
             BLOCK=BLOCK, PER_CHUNK=BLOCKS, TOP=triton.next_power_of_2(max(num_top, 1)),
-            **early,
+            num_warps=1, **early,
         )  # fmt: skip
-    return TokenScores(token_ids, logprobs, ranks, top_ids, top_logprobs)
+    return into
+
+
+def _room(token_ids: Tensor, num_top: int) -> TokenScores:
+    """Scores of these ids, to be written."""
+    num_tokens, device = len(token_ids), token_ids.device
+    return TokenScores(
+        token_ids=token_ids,
+        logprobs=torch.empty(num_tokens, device=device),
+        ranks=torch.empty(num_tokens, dtype=torch.int64, device=device),
+        top_ids=torch.empty(num_tokens, num_top, dtype=torch.int64, device=device),
+        top_logprobs=torch.empty(num_tokens, num_top, device=device),
+    )
 
 
 def check_rows(logits: Tensor) -> None:
