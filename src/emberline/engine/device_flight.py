@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, repeat
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from emberline.batch import StepShape
-from emberline.engine.device_step import Bucket, HostResult, HostScores, unpack
+from emberline.engine.device_result import ResultParts, ResultPlaces
+from emberline.engine.device_step import Bucket
 from emberline.engine.outcome import BROKEN_ERROR, Outcome, spread
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.scoring import Records
 from emberline.types import TokenLogprobs
 from emberline.verify.planner import DevicePlanner
+
+Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +113,9 @@ class DeviceFlight:
 
     def _read(self, group: Group) -> Outcome:
         """What a group's requests did, in its own order. Keeps nothing that lies in the landing."""
-        live, result = len(group.places), unpack(group.bucket, group.landing.numbers)
+        live, bucket, numbers = len(group.places), group.bucket, group.landing.numbers
+        places = ResultPlaces.of(bucket.num_reqs, bucket.num_drafts, bucket.num_top, numbers)
+        result = places.read(numbers)
         if group.shape is not None:
             sure = result.confidence
             self.planner.learn(
@@ -126,28 +135,43 @@ class DeviceFlight:
             num_admitted=result.num_admitted[:live].copy(),
             num_accepted=result.num_accepted[:live].copy(),
             broken=broken,
-            records=self._records(group, result) if group.bucket.num_top is not None else None,
+            records=self._records(group, result) if bucket.num_top is not None else None,
         )
 
-    def _records(self, group: Group, result: HostResult) -> Records:
+    def _records(self, group: Group, result: ResultParts[Numbers]) -> Records:
+        widths = [self.plan[place].state.request.params.logprobs for place in group.places]
         bounds = result.emitted_start_loc.tolist()
-        scores = result.scores()
-        records: Records = []
-        for place, begin, end in zip(group.places, bounds, bounds[1:], strict=False):
-            width = self.plan[place].state.params.logprobs
-            records.append(None if width is None else _scored(scores, begin, end, width))
-        return records
+        if None not in widths and widths.count(widths[0]) == len(widths):  # all at once
+            run = _scored(result, 0, bounds[len(widths)], widths[0] or 0)
+            return [run[begin:end] for begin, end in pairwise(bounds[: len(widths) + 1])]
+        return [
+            None if width is None else _scored(result, begin, end, width)
+            for width, begin, end in zip(widths, bounds, bounds[1:], strict=False)
+        ]
 
 
-def _scored(scores: HostScores, begin: int, end: int, width: int) -> tuple[TokenLogprobs, ...]:
+_make_record = partial(tuple.__new__, TokenLogprobs)
+"""Of all its fields: in a third of the time that calling the class takes."""
+
+
+def _scored(
+    result: ResultParts[Numbers], begin: int, end: int, width: int
+) -> tuple[TokenLogprobs, ...]:
     """Records of emitted tokens `begin` .. `end`, with so many alternatives."""
-    return tuple(
-        map(
-            TokenLogprobs,
-            scores.token_ids[begin:end],
-            scores.logprobs[begin:end],
-            scores.ranks[begin:end],
-            [tuple(ids[:width]) for ids in scores.top_ids[begin:end]],
-            [tuple(values[:width]) for values in scores.top_logprobs[begin:end]],
-        )
+    columns = zip(
+        result.token_ids[begin:end].tolist(),
+        result.logprobs[begin:end].tolist(),
+        result.ranks[begin:end].tolist(),
+        _rows(result.top_ids[begin:end, :width]),
+        _rows(result.top_logprobs[begin:end, :width]),
+        repeat(()),
+        repeat(None),
+        repeat(None),
+        strict=False,
     )
+    return tuple(map(_make_record, columns))
+
+
+def _rows(numbers: Numbers) -> Iterable[tuple[Any, ...]]:
+    """Those of a table as tuples; of an empty one without end."""
+    return zip(*numbers.T.tolist(), strict=True) if numbers.shape[1] else repeat(())

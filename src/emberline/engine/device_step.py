@@ -16,11 +16,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emberline.batch import BlockContext, DrawKeys, DrawnBlock, ForwardBatch, Verdict
+from emberline.batch import (
+    BlockContext,
+    DrawKeys,
+    DrawnBlock,
+    ForwardBatch,
+    TokenScores,
+    Verdict,
+)
 from emberline.config import LayoutKind
 from emberline.drafters.base import Capturable
+from emberline.engine.device_result import ResultPlaces
 from emberline.layout import Scored, TokenLayout, Tokens, start_loc
 from emberline.models.target import Target
+from emberline.ops.triton.gather_result import gather_result
 from emberline.ops.triton.plan import DeviceLayout, allocate, fill_batch, lay_out, sound_lens
 from emberline.ops.triton.scores import score_tokens
 from emberline.ops.triton.slots import SlotStates, advance_slots, read_slots
@@ -28,8 +37,6 @@ from emberline.ops.triton.verdict import accept
 
 HEAD = 2  # numbers before the parts of `Controls`
 PARTS = 4
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,7 @@ def run_device_step(parts: DeviceParts, bucket: Bucket) -> Tensor:
     """Run one step. Reads and writes `parts.rows` and the KV; waits for nothing.
 
     Returns:
-        [any] int64, what it leaves for the host, packed: `unpack` reads it.
+        [any] int64, what it leaves for the host: `device_result` reads it.
     """
     count = bucket.num_reqs
     controls, slots = parts.controls, parts.controls.slots(count)
@@ -311,87 +318,18 @@ def _pack(
     block: DrawnBlock | None,
 ) -> Tensor:
     """Everything for the host in one tensor, so that one copy brings it over."""
-    ints = [verdict.emitted_start_loc, verdict.num_accepted, num_drafted, admitted]
-    ints.append(verdict.token_ids)
-    floats = [] if block is None or block.confidence is None else [block.confidence.flatten()]
-    if bucket.num_top is not None:
-        scores = score_tokens(
-            logits, verdict.scored_index, verdict.token_ids, states.asks, bucket.num_top,
-            owners=owners,
-        )  # fmt: skip
-        ints += [scores.ranks, scores.top_ids.flatten()]
-        floats += [scores.logprobs, scores.top_logprobs.flatten()]
-    if floats:  # two of them take the place of an integer
-        if sum(part.numel() for part in floats) % 2:
-            floats.append(floats[0][:1])
-        ints.append(torch.cat(floats).view(torch.int64))
-    return torch.cat(ints)
-
-
-@dataclass(frozen=True, slots=True)
-class HostScores:
-    """Log-probabilities of the N emitted tokens, those of nobody who asked among them."""
-
-    token_ids: list[int]  # [N]
-    logprobs: list[float]  # [N]
-    ranks: list[int]  # [N]
-    top_ids: list[list[int]]  # [N][L]
-    top_logprobs: list[list[float]]  # [N][L]
-
-
-@dataclass(frozen=True, slots=True)
-class HostResult:
-    """A step's result on the host, as arrays in the memory it was copied to. N tokens came."""
-
-    emitted_start_loc: Ints  # [B + 1]
-    num_accepted: Ints  # [B]
-    num_drafted: Ints  # [B]
-    num_admitted: Ints  # [B]
-    token_ids: Ints  # [N]; -1: nothing could be drawn
-    confidence: Floats | None  # [B, K]
-    ranks: Ints  # [N]; this and the rest: empty where nobody asked
-    top_ids: Ints  # [N, L]
-    logprobs: Floats  # [N]
-    top_logprobs: Floats  # [N, L]
-
-    def scores(self) -> HostScores:
-        """As lists."""
-        return HostScores(
-            self.token_ids.tolist(),
-            self.logprobs.tolist(),
-            self.ranks.tolist(),
-            self.top_ids.tolist(),
-            self.top_logprobs.tolist(),
-        )
-
-
-def unpack(bucket: Bucket, numbers: Tensor) -> HostResult:
-    """Read what `run_device_step` packed, once it has been copied to the host."""
-    count, num_drafts, top = bucket.num_reqs, bucket.num_drafts, bucket.num_top
-    places = count * (1 + num_drafts)
-    begin = 1 + 4 * count  # of the ids; ranks and alternatives follow them
-    end = begin + places * (1 if top is None else 2 + top)
-    ints = numbers.numpy()
-    floats = ints[end:].view(np.float32)
-    accepted, drafted, admitted = ints[count + 1 : begin].reshape(3, count)
-    num_emitted = int(ints[count])
-    num_scores = 0 if top is None else places * (1 + top)
-    num_sure = count * num_drafts if len(floats) >= num_scores + count * num_drafts else 0
-    ranks, top_ids, logprobs, top_logprobs = ints[:0], ints[:0], floats[:0], floats[:0]
-    if top is not None:
-        scores, values = ints[begin + places : end], floats[num_sure : num_sure + num_scores]
-        ranks, top_ids = scores[:num_emitted], scores[places:].reshape(places, top)[:num_emitted]
-        logprobs = values[:num_emitted]
-        top_logprobs = values[places:].reshape(places, top)[:num_emitted]
-    return HostResult(
-        emitted_start_loc=ints[: count + 1],
-        num_accepted=accepted,
-        num_drafted=drafted,
-        num_admitted=admitted,
-        token_ids=ints[begin : begin + num_emitted],
-        confidence=floats[:num_sure].reshape(count, num_drafts) if num_sure else None,
-        ranks=ranks,
-        top_ids=top_ids,
-        logprobs=logprobs,
-        top_logprobs=top_logprobs,
+    confidence = None if block is None else block.confidence
+    places = ResultPlaces(
+        bucket.num_reqs, bucket.num_drafts, bucket.num_top, has_confidence=confidence is not None
     )
+    numbers, parts = places.allocate(admitted.device)
+    if bucket.num_top is not None:
+        room = TokenScores(
+            verdict.token_ids, parts.logprobs, parts.ranks, parts.top_ids, parts.top_logprobs
+        )
+        score_tokens(
+            logits, verdict.scored_index, verdict.token_ids, states.asks, bucket.num_top,
+            owners=owners, into=room,
+        )  # fmt: skip
+    gather_result(verdict, num_drafted, admitted, confidence, numbers, parts.confidence)
+    return numbers

@@ -57,7 +57,6 @@ class StandingBatch:
         self._room = np.where(room >= self._limits, NEVER, room)
         self._stops = _table({i for state in states for i in state.all_stop_ids})
         self.readers = [state for state in states if state.request.stream]
-        self._is_scored = any(state.params.logprobs is not None for state in states)
         self._write_by = now + READER_SECONDS if self.readers else math.inf
         self._num_unread = num_unread
         self._counts = steps
@@ -95,7 +94,7 @@ class StandingBatch:
         self._lens = lens
         self._num_unread -= 1
         self._landed.append(outcome)
-        if self._is_scored or len(self._landed) == MOST_STEPS or now >= self._write_by:
+        if len(self._landed) == MOST_STEPS or now >= self._write_by:
             self.write()
             if self.readers:
                 self._write_by = now + READER_SECONDS
