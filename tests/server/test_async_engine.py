@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 
+from emberline.engine import engine_loop
 from emberline.engine.async_engine import AsyncEngine
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
@@ -110,6 +111,28 @@ def test_many_at_once_each_get_their_own() -> None:
             await idle(engine)
 
         in_loop(work)
+
+
+def test_an_engine_without_work_gets_ready_one_thing_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a while without requests; a request in between waits for one thing at most."""
+    monkeypatch.setattr(engine_loop, "QUIET_SECONDS", 0.01)
+    had_work: list[bool] = []
+    all_done = threading.Event()
+
+    def get_ready(engine: Engine) -> bool:
+        had_work.append(engine.has_work)
+        if len(had_work) == 6:
+            all_done.set()
+        return len(had_work) < 6
+
+    monkeypatch.setattr(Engine, "get_ready", get_ready)
+    with running() as engine:
+        assert all_done.wait(10.0)
+        in_loop(lambda: read(engine, request("late")))
+    assert not any(had_work)
+    assert len(had_work) <= 7  # once more after the request
 
 
 def test_callers_on_several_loops() -> None:

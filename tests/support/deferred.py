@@ -45,6 +45,9 @@ class DeferredRunner:
     def takes(self, state: RequestState) -> bool:
         return not (state.matcher or state.prediction)
 
+    def get_ready(self) -> bool:
+        return False
+
     def launch(self, plan: Sequence[ScheduledRequest]) -> DeferredFlight:
         self.num_launched += 1
         entries = [self._own(entry) for entry in plan]

@@ -8,6 +8,7 @@ step computes (`device_step`), nor when requests end (`engine`).
 
 from __future__ import annotations
 
+import itertools
 import struct
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from torch import Tensor
 from emberline.batch import StepShape
 from emberline.config import EngineConfig
 from emberline.drafters.base import Capturable, Drafter
-from emberline.engine.device_buckets import BucketChoice, Sizes, fit, likely_buckets
+from emberline.engine.device_buckets import BucketChoice, Sizes, first_buckets, fit, likely_buckets
 from emberline.engine.device_flight import DeviceFlight, Group, Landing, Landings
 from emberline.engine.device_step import (
     Bucket,
@@ -39,7 +40,7 @@ from emberline.sampling.processors import changes_logits
 from emberline.types import SamplingParams
 from emberline.verify.planner import DevicePlan, DevicePlanner
 
-TOP_SIZES = (0, 1, 5, 20)  # alternatives that a step scores for those who ask
+TOP_SIZES = (0, 5, 20)  # alternatives that a step scores for those who ask
 
 
 def runs_on_device(params: SamplingParams) -> bool:
@@ -87,8 +88,9 @@ class DeviceRunner:
         self._written: tuple[object, ...] = ()  # what these controls say, and for which bucket
         self._numbers = np.zeros(0, dtype=np.int64)
         self._controlled: NDArray[np.int64] | None = None  # the controls on the device
-        self._choice = BucketChoice()
+        self._choice = BucketChoice(sizes)
         self._landings = Landings(is_cuda=parts.rows.is_cuda)
+        self._is_full = False  # whether there was no memory for one more captured step
         self._graphs: GraphCache[Bucket, Tensor] | None = None
         if capture:
             self._graphs = GraphCache(lambda bucket: run_device_step(parts, bucket), self.be_idle)
@@ -133,12 +135,31 @@ class DeviceRunner:
         return 0 if self._graphs is None else len(self._graphs.shapes)
 
     def capture_ahead(self, seconds: float) -> None:
-        """Capture the likeliest steps for about so long, while nothing runs."""
+        """Capture the likeliest steps for about so long, while nothing runs.
+
+        Those that somebody would wait for in any case.
+        """
         ends = time.monotonic() + seconds
-        for bucket in likely_buckets(self.sizes):
-            if time.monotonic() >= ends:
-                break
+        for bucket in first_buckets(self.sizes):
             self.prepare(bucket)
+        while time.monotonic() < ends and self.get_ready():
+            pass
+
+    def get_ready(self) -> bool:
+        """Capture one step, while nothing runs; False: none is missing, or has room."""
+        if self._graphs is None or self._is_full:
+            return False
+        captured = self._graphs.shapes
+        shapes = itertools.chain(self._choice.missed(captured), likely_buckets(self.sizes))
+        bucket = next((bucket for bucket in shapes if bucket not in captured), None)
+        if bucket is None:
+            return False
+        try:
+            self._graphs.prepare(bucket)
+        except torch.OutOfMemoryError:  # nobody asked for it
+            self._is_full = True
+            return False
+        return True
 
     def _choose(self, wanted: Bucket) -> Bucket:
         """A captured bucket that a step fits; else the one it would fit best, captured by now."""
@@ -242,11 +263,11 @@ class DeviceRunner:
             known += entry.state.token_ids[start : start + entry.num_known]
         bucket = self._choose(
             Bucket(
-                num_reqs=fit(len(entries), self.sizes.reqs),
+                num_reqs=fit(len(entries), self.sizes.prompts),
                 num_tokens=fit(len(known), self.sizes.tokens),
                 num_pages=self._num_pages(entries),
                 chunk=fit(max(entry.num_known for entry in entries), self.sizes.chunks),
-                coins=_tosses_coins(entries),
+                coins=True,  # whether somebody does or not: one shape for both
                 num_top=_num_top(entries),
             )
         )

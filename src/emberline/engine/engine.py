@@ -204,13 +204,27 @@ class Engine:
 
         After a failed one requests go on from what was read before it.
         """
-        if self._gpu is not None:
-            torch.cuda.set_device(self._gpu)  # of this thread: kernels run on its current one
+        self._use_gpu()
         try:
             return self._step()
         except BaseException:
             self._start_over()
             raise
+
+    def get_ready(self) -> bool:
+        """While there is no work: do one thing that later steps would wait for.
+
+        Returns:
+            False: there is none. A thing takes some tens of milliseconds.
+        """
+        if self._runner is None or self.has_work:
+            return False
+        self._use_gpu()
+        return self._runner.get_ready()
+
+    def _use_gpu(self) -> None:
+        if self._gpu is not None:
+            torch.cuda.set_device(self._gpu)  # of this thread: kernels run on its current one
 
     def _step(self) -> list[RequestOutput]:
         outputs = self._end_early()

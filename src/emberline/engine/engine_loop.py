@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 PULSE_SECONDS = 0.1
 """After so long a step is told of even if it put nothing out."""
+QUIET_SECONDS = 0.2
+"""Without a request, after which the engine gets ready for some; who comes then waits for that."""
+
 Decide = Callable[[Exception | None], None]
 """Told, by the engine's thread, that something has been done, or why not."""
 
@@ -71,6 +74,10 @@ class SteppingEngine(Protocol):
 
     def step(self) -> list[RequestOutput]:
         """Run one step."""
+        ...
+
+    def get_ready(self) -> bool:
+        """While there is no work, do one thing that steps would wait for; False: there is none."""
         ...
 
     def snapshot(self) -> EngineSnapshot:
@@ -129,6 +136,7 @@ class EngineLoop:
         self._inbox: deque[Item] = deque()
         self._stopping = False
         self._step_began: float | None = None
+        self._quiet: float | None = QUIET_SECONDS  # to wait for; None: nothing to get ready for
         self.latest = engine.snapshot()  # as of the latest step, or of what was done since
 
     def send(self, item: Item) -> None:
@@ -173,7 +181,10 @@ class EngineLoop:
                 if items:
                     self._apply(items)
                     self.latest = self._engine.snapshot()
+                elif not self._engine.has_work:
+                    self._quiet = 0.0 if self._engine.get_ready() else None
                 if self._engine.has_work:
+                    self._quiet = QUIET_SECONDS
                     began = self._step_began = time.monotonic()
                     outputs = self._engine.step()
                     self._step_began = None
@@ -197,10 +208,14 @@ class EngineLoop:
         return ShuttingDown() if self.failure is None else EngineStopped(self.failure)
 
     def _next_items(self) -> list[Item] | None:
-        """What came in since the last step; sleeps while there is nothing to do. None: stop."""
+        """What came in since the last step; sleeps while there is nothing to do. None: stop.
+
+        Nothing: it has been quiet for long enough to get ready for what may come.
+        """
         with self.changed:
             while not (self._inbox or self._stopping or self._engine.has_work):
-                self.changed.wait()
+                if not self.changed.wait(self._quiet):
+                    break
             if self._stopping:
                 return None
             items = list(self._inbox)

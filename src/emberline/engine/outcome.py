@@ -108,6 +108,10 @@ class Runner(Protocol):
         """Whether it can run a request's steps, once its prompt is scored if that is asked for."""
         ...
 
+    def get_ready(self) -> bool:
+        """While nothing runs: do one thing that steps would wait for; False: there is none."""
+        ...
+
     def launch(self, plan: Sequence[ScheduledRequest]) -> Flight:
         """Start a step of B >= 1 requests, all of which it takes.
 
