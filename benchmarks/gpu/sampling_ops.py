@@ -13,10 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from emberline.batch import DrawKeys, Purpose
+from emberline.batch import DrawKeys, Purpose, Verdict
 from emberline.drafters.markov import ConfidenceHead
+from emberline.engine.device_result import ResultPlaces
 from emberline.layout import Scored, TokenLayout
 from emberline.ops.triton.draws import draw
+from emberline.ops.triton.gather_result import gather_result
 from emberline.ops.triton.plan import allocate, fill_batch, lay_out, sound_lens
 from emberline.ops.triton.scores import score_tokens
 from emberline.ops.triton.verdict import accept
@@ -98,6 +100,8 @@ def cases(
         "accept_rejection": partial(_accept, sampled=True, coupled=False),
         "score_tokens": partial(_score, asking=True),
         "score_tokens_unasked": partial(_score, asking=False),
+        "score_tokens_one_each": partial(_score, asking=True, width=1),
+        "gather_result": _gather_result,
         "markov_walk_greedy": partial(_walk, dtype=dtype, sampled=False, need_logits=False),
         "markov_walk_coupled": partial(_walk, dtype=dtype, sampled=True, need_logits=False),
         "markov_walk_with_q": partial(_walk, dtype=dtype, sampled=True, need_logits=True),
@@ -157,8 +161,8 @@ def _accept(op: str, step: _Step, sampled: bool, coupled: bool) -> Case:
     return Case(op, step.size, run, None, len(rows), num_bytes)
 
 
-def _score(op: str, step: _Step, asking: bool) -> Case:
-    num_tokens = step.reqs * (step.shape.drafts + 1)
+def _score(op: str, step: _Step, asking: bool, width: int | None = None) -> Case:
+    num_tokens = step.reqs * (width or step.shape.drafts + 1)
     rows = step.rows(num_tokens)
     index = torch.arange(num_tokens, device=rows.device)
     asks = torch.full_like(index, asking, dtype=torch.bool)
@@ -168,6 +172,28 @@ def _score(op: str, step: _Step, asking: bool) -> Case:
 
     num_bytes = NUMBER * rows[0].numel() if asking else 0
     return Case(op, f"{step.size}, {num_tokens} tokens", run, None, len(rows), num_bytes)
+
+
+def _gather_result(op: str, step: _Step) -> Case:
+    num_ids = step.reqs * (step.shape.drafts + 1)
+    ids = torch.zeros(num_ids, dtype=torch.int64, device=step.index.device)
+    bounds = torch.zeros(step.reqs + 1, dtype=torch.int64, device=step.index.device)
+    verdict = Verdict(step.index, ids, ids, bounds)
+    sure = torch.ones(step.reqs, step.shape.drafts, device=step.index.device)
+    places = ResultPlaces(step.reqs, step.shape.drafts, None, has_confidence=True)
+    numbers, parts = places.allocate(step.index.device)
+
+    def run(i: int) -> object:  # noqa: ARG001
+        gather_result(verdict, step.index, step.index, sure, numbers, parts.confidence)
+        return numbers
+
+    def plain(i: int) -> object:  # noqa: ARG001
+        counts = [step.index] * 3
+        torch.cat([bounds, *counts, ids], out=numbers[: places.num_ints])
+        assert parts.confidence is not None
+        return parts.confidence.copy_(sure)
+
+    return Case(op, step.size, run, plain, 1, 2 * INDEX * numbers.numel())
 
 
 def _walk(op: str, step: _Step, dtype: torch.dtype, sampled: bool, need_logits: bool) -> Case:

@@ -12,7 +12,7 @@ SMALL = sampling_ops.Sizes((sampling_ops.Shape("tiny", 40, 16, 8, 2),), (2,))
 OPS = (
     "draw_greedy", "draw_by_noise", "draw_by_mass",
     "accept_greedy", "accept_coupled", "accept_rejection",
-    "score_tokens", "score_tokens_unasked",
+    "score_tokens", "score_tokens_unasked", "score_tokens_one_each", "gather_result",
     "markov_walk_greedy", "markov_walk_coupled", "markov_walk_with_q",
     "sound_lens", "allocate", "lay_out", "fill_batch",
 )  # fmt: skip

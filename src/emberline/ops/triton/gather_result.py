@@ -13,11 +13,12 @@ from emberline.batch import Verdict
 from emberline.ops.triton.gpu import await_inputs, early_start
 
 LANES = 256  # numbers of each part that a program copies
+_POINTERS = ("starts", "accepted", "drafted", "admitted", "ids", "floats", "to", "floats_to")
 
 
 @triton.jit(
-    do_not_specialize=["num_reqs", "num_ids", "num_floats"],
-    do_not_specialize_on_alignment=["floats_to"],
+    do_not_specialize=("num_reqs", "num_ids", "num_floats"),
+    do_not_specialize_on_alignment=_POINTERS,  # parts begin anywhere: one layout for all
 )
 def _gather(
     starts, accepted, drafted, admitted, ids, floats, to, floats_to,
