@@ -63,7 +63,7 @@ class RequestState:
     token_ids: list[int]
     num_prompt: int = field(init=False)  # prompt tokens
     all_stop_ids: frozenset[int] = field(init=False)  # those and the request's own
-    is_followed: bool = field(init=False)  # something looks at every token by itself
+    is_watched: bool = field(init=False)  # its text looks at every token by itself
     serial: int = 0  # name among all requests of the engine, in order of arrival
     arrived: float = 0.0  # of the engine's clock
     first_run: float | None = None
@@ -91,8 +91,12 @@ class RequestState:
     def __post_init__(self) -> None:
         self.num_prompt = self.num_reported = len(self.request.prompt_token_ids)
         self.all_stop_ids = self.stop_ids.union(self.params.stop_token_ids)
-        watched = self.text is not None and self.text.watches
-        self.is_followed = watched or self.matcher is not None or self.prediction is not None
+        self.is_watched = self.text is not None and self.text.watches
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether something looks at every token by itself."""
+        return self.is_watched or self.matcher is not None or self.prediction is not None
 
     @property
     def params(self) -> SamplingParams:
