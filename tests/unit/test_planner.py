@@ -263,7 +263,7 @@ def test_nobody_drafts_where_drafting_does_not_pay(kind: type[CausalGreedy]) -> 
     planner = kind(DEAR_DRAFTS)
     shape = StepShape(2, 2, (1, 2), (4, 4))
     drawn = []
-    for _ in range(200):
+    for _ in range(6 * PROBE_EVERY + 8):
         depths = planner.depths(shape)
         drawn.append(depths)
         if any(depths):
@@ -513,3 +513,83 @@ def test_what_the_device_is_left_to_do() -> None:
     for planner in (everything, by_survival, LaggedTopK(FLAT)):
         assert isinstance(planner, DevicePlanner)
     assert not isinstance(CausalGreedy(FLAT), DevicePlanner)
+
+
+@pytest.mark.parametrize(("dear", "expected"), [(1.02, [4]), (1.2, [2])])
+def test_drafts_are_left_out_for_more_than_a_measurement_s_errors(
+    dear: float, expected: list[int]
+) -> None:
+    """Two tokens of five are worth the most by 2 %, or by a fifth."""
+    costs = StepCosts(target=((1, 1, 1.0), (1, 3, 1.0), (1, 4, dear), (1, 5, dear)), draft=())
+    choosy, plain = LaggedTopK(costs, margin=0.03), LaggedTopK(costs)
+    for _ in range(4):
+        lens = [step(planner, {1: [0.9, 0.9, 0.001, 0.001]}) for planner in (choosy, plain)]
+    assert lens == [expected, [2]]
+
+
+def test_whole_blocks_are_drawn_unless_less_is_better_by_the_margin() -> None:
+    costs = StepCosts(target=FLAT.target, draft=((1, 2, 0.1), (1, 4, 0.13)))
+    shape = StepShape(1, 1, (1,), (4,))
+    for margin, depth in ((0.03, 4), (0.0, 2)):
+        planner = LaggedTopK(costs, margin=margin)
+        for _ in range(4):
+            depths = planner.depths(shape)
+            drawn = replace(shape, draft_limits=depths)
+            planner.admit(propose([[0.9, 0.9, 0.001, 0.001]], list(depths)), drawn)
+        assert depths == (depth,)
+
+
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_steps_that_failed_are_not_waited_for(kind: type[CausalGreedy]) -> None:
+    planner = kind(FLAT)
+    shape = StepShape(1, 1, (1,), (2,))
+    for _ in range(2):
+        planner.depths(shape)
+    planner.abandon()
+    for _ in range(4):
+        assert step(planner, {1: [0.5, 0.4]}) == [2]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_blocks_of_any_shape_may_follow_each_other(seed: int) -> None:
+    """Requests come, end and fail; limits fall near an end; depths and budgets change."""
+    chance = np.random.default_rng(seed)
+    costs = StepCosts(
+        target=((1, 1, 1.0), (1, 8, 1.2), (8, 8, 1.1), (8, 40, 1.6), (8, 64, 4.0)),
+        draft=((1, 4, 0.1), (1, 7, 0.3), (8, 4, 0.4), (8, 7, 1.0)),
+    )
+    every, margin = int(chance.choice([1, 3, 16])), float(chance.choice([0.0, 0.03]))
+    planner = LaggedTopK(costs, eighths, every, margin)
+    left, serial = dict[int, int](), 0  # tokens to go, by serial
+    waiting: list[tuple[StepShape, Tensor, Tensor]] = []
+    seen = set[tuple[int, int]]()
+    for _ in range(400):
+        while len(left) < 8 and (not left or chance.random() < 0.3):
+            left[serial], serial = int(chance.integers(2, 60)), serial + 1
+        limits = tuple(min(7, count - 1) for count in left.values())
+        shape = StepShape(len(left), len(left), tuple(left), limits)
+        depths = planner.depths(shape)
+        assert all(0 <= depth <= limit for depth, limit in zip(depths, limits, strict=True))
+        now = None
+        if any(depths):
+            shape = replace(shape, draft_limits=depths)
+            budget = planner.device_plan(shape).budget
+            assert 0 <= budget <= sum(depths)
+            seen.add((max(depths), budget))
+            width = int(chance.choice([max(depths), 7]))  # as deep, or what stands in for it
+            sound = np.minimum(depths, chance.integers(0, 8, len(depths)) + 3)
+            ease = chance.random() ** 2
+            sure = chance.random((len(depths), width), dtype=np.float32) ** ease
+            now = shape, torch.from_numpy(sure), torch.from_numpy(sound)
+        if waiting:
+            planner.learn(*waiting.pop())
+        if chance.random() < 0.03:  # this step has failed
+            planner.abandon()
+            now = None
+        if now is not None:
+            waiting.append(now)
+        for request in tuple(left):
+            left[request] -= int(chance.integers(1, 5))
+            if left[request] <= 1:
+                del left[request]
+    assert len(seen) > 20

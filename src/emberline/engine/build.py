@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,10 +39,12 @@ from emberline.verify.planner import (
 )
 from emberline.verify.step_cost import StepCosts
 
-CAPTURE_SECONDS = 8.0
-"""For which a start goes on capturing steps before they are asked for."""
+CAPTURE_SECONDS = 2.5
+"""For which a start goes on capturing steps; the others follow while nothing runs."""
 PLAN_EVERY = 16
 """Steps for which a plan is kept where steps run behind the host."""
+LEAST_GAIN = 0.03
+"""Of tokens a second, for which such a plan leaves drafts out: costs are as good as that."""
 
 
 def build_engine(
@@ -121,6 +124,7 @@ def build_engine(
             target, drafter, VerifyAll(), config, device=config.device, capture=True
         )
         engine.use_runner(runner, overlap=config.overlap)
+    began = time.monotonic()
     costs = planner_costs(planner, config.speculation, engine, find_costs)
     ahead: DevicePlanner | None = None
     if runs_ahead:
@@ -130,7 +134,8 @@ def build_engine(
     engine.use_planner(make_planner(planner, config.speculation, costs), planner, ahead)
     engine.info |= planning(planner, config.speculation)
     if runs_ahead:
-        runner.capture_ahead(CAPTURE_SECONDS)
+        # What was measured has been captured for that.
+        runner.capture_ahead(CAPTURE_SECONDS - (time.monotonic() - began))
     return engine
 
 
@@ -308,7 +313,9 @@ def make_planner(
         return VerifyAll()
     if name == "causal_greedy":
         return CausalGreedy(costs)
-    return LaggedTopK(costs, padding, every=1 if padding is None else PLAN_EVERY)
+    if padding is None:
+        return LaggedTopK(costs)
+    return LaggedTopK(costs, padding, every=PLAN_EVERY, margin=LEAST_GAIN)
 
 
 def planning(name: PlannerName, settings: SpeculationConfig) -> dict[str, object]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -27,9 +28,11 @@ from emberline.types import Request, SamplingParams
 from emberline.verify.step_cost import Point, StepCosts
 
 CONTEXT_LENGTH = 112  # tokens with KV of every request: see `profile.CONTEXT_LENGTH`
-REPLAYS = 8  # in a row, of one measurement
-TURNS = 3  # measurements of a point, of which the least counts
-SHARES = (4, 2, 1)  # verified share of all drafts, as divisors, beside none
+REPLAYS = 8  # in a row, of one measurement, at most
+REPLAY_SECONDS = 0.006  # that it takes at least, if those are not enough
+TURNS = 2  # measurements of a point, of which the least counts
+MOST_SECONDS = 2.0  # for everything; only then are points left out, for others lie beside them
+SHARES = (1, 2, 4)  # verified share of all drafts, as divisors, beside none
 COUNT_FACTOR = 4  # between the numbers of requests that are measured
 
 
@@ -60,32 +63,37 @@ def profile_device_steps(
     Raises:
         ValueError: there is no room for one request.
     """
+    ends = time.monotonic() + MOST_SECONDS
     bench = _Bench(runner, pool, kv_pools)
+    counts, depths = _counts(bench.most_reqs), runner.sizes.drafts
+    drafting: dict[tuple[int, int], float] = {}
+    whole: dict[_Point, float] = {}
     try:
-        points = list(_points(bench.most_reqs, runner))
-        whole: dict[_Point, float] = {}
-        draft: dict[tuple[int, int], float] = {}
-        depths = [(n, k) for n in _counts(bench.most_reqs) for k in runner.sizes.drafts]
-        work = len(points) + len(depths)
-        for done, point in enumerate(points):
+        points = list(_points(counts, runner))
+        work = len(counts) * len(depths) + len(points)
+        for num_reqs, depth in product(counts, depths):
+            drafting[num_reqs, depth] = bench.draft_seconds(_Point(num_reqs, num_reqs, depth))
+            if report is not None:
+                report(len(drafting) / work)
+        for point in points:
+            if len(whole) >= 2 * len(counts) and time.monotonic() >= ends:
+                break
             whole[point] = bench.seconds(point)
             if report is not None:
-                report((done + 1) / work)
-        for done, (num_reqs, num_drafts) in enumerate(depths):
-            point = _Point(num_reqs, num_reqs, num_drafts)
-            draft[num_reqs, num_drafts] = bench.draft_seconds(point)
-            if report is not None:
-                report((len(points) + done + 1) / work)
+                report((len(drafting) + len(whole)) / work)
     finally:
         bench.release()
+    if report is not None:
+        report(1.0)
+    draft = tuple(_by_depth(drafting, depths))
+    least = min(seconds for point, seconds in whole.items() if not point.num_drafts)
     target = {
-        (p.num_reqs, p.num_tokens): seconds - draft.get((p.num_reqs, p.num_drafts), 0.0)
+        (p.num_reqs, p.num_tokens): seconds - drafting.get((p.num_reqs, p.num_drafts), 0.0)
         for p, seconds in whole.items()
     }
-    least = min(seconds for point, seconds in whole.items() if not point.num_drafts)
     return StepCosts(
         target=tuple((*at, max(seconds, least / 2)) for at, seconds in sorted(target.items())),
-        draft=tuple(_by_depth(draft, runner.sizes.drafts)),
+        draft=draft,
     )
 
 
@@ -106,17 +114,21 @@ def _counts(most: int) -> list[int]:
     return [*counts, most]
 
 
-def _points(most_reqs: int, runner: DeviceRunner) -> Iterator[_Point]:
-    most = runner.sizes.drafts[-1] if runner.sizes.drafts else 0
-    for num_reqs in _counts(most_reqs):
-        seen = {num_reqs}
+def _points(counts: Sequence[int], runner: DeviceRunner) -> Iterator[_Point]:
+    """Those that costs hang on come first: steps of any number of requests, without and with all.
+
+    They are shapes that are captured in any case.
+    """
+    for num_reqs in counts:
         yield _Point(num_reqs, num_reqs, 0)
-        for share in SHARES if most else ():
-            sizes = runner.sizes.verify(num_reqs, most)
-            num_tokens = fit(num_reqs + max(1, num_reqs * most // share), sizes)
-            if num_tokens not in seen:
-                seen.add(num_tokens)
-                yield _Point(num_reqs, num_tokens, most)
+    most = runner.sizes.drafts[-1] if runner.sizes.drafts else 0
+    seen = {(num_reqs, num_reqs) for num_reqs in counts}
+    for share, num_reqs in product(SHARES if most else (), counts):
+        sizes = runner.sizes.verify(num_reqs, most)
+        num_tokens = fit(num_reqs + max(1, num_reqs * most // share), sizes)
+        if (num_reqs, num_tokens) not in seen:
+            seen.add((num_reqs, num_tokens))
+            yield _Point(num_reqs, num_tokens, most)
 
 
 class _Bench:
@@ -174,16 +186,19 @@ class _Bench:
             num_tokens=fit(point.num_tokens, sizes.verify(point.num_reqs, point.num_drafts)),
             num_pages=fit(len(self._pages[0]), sizes.pages),
             num_drafts=point.num_drafts,
-            coins=True,
         )
 
     def _draw(self, bucket: Bucket) -> object:
         return draw_block(self._runner.parts, bucket)
 
     def _least(self, point: _Point, bucket: Bucket, replay: Callable[[Bucket], object]) -> float:
-        return min(self._measure(point, bucket, replay) for _ in range(TURNS))
+        about = self._measure(point, bucket, replay, 1)
+        replays = min(REPLAYS, max(2, int(REPLAY_SECONDS / about)))
+        return min(self._measure(point, bucket, replay, replays) for _ in range(TURNS))
 
-    def _measure(self, point: _Point, bucket: Bucket, replay: Callable[[Bucket], object]) -> float:
+    def _measure(
+        self, point: _Point, bucket: Bucket, replay: Callable[[Bucket], object], replays: int
+    ) -> float:
         plan = self._plan[: point.num_reqs]
         for entry in plan:
             entry.state.placed = False  # back to where it began
@@ -194,9 +209,9 @@ class _Bench:
         self._runner.control(self._runner.parts.controls.write(slots, limits, budget=budget))
         replay(bucket)
         began = self._now()
-        for _ in range(REPLAYS):
+        for _ in range(replays):
             replay(bucket)
-        return (self._now() - began) / REPLAYS
+        return (self._now() - began) / replays
 
     def _now(self) -> float:
         if self._is_cuda:

@@ -41,7 +41,7 @@ LAG = 2
 """How many steps old the confidences are that an expectation rests on."""
 LEAST_WEIGHT = 0.02
 """Share of the newest step in the mean by position; larger while there are few."""
-PROBE_EVERY = 32
+PROBE_EVERY = 64
 """Steps without drafting after which one request drafts, so that the mean stays true."""
 MOST_POINTS = 256
 """Budgets at which depths are compared: every one, or with more drafts every second, third .."""
@@ -193,15 +193,21 @@ class Outlook:
         rule: of budgets.
         every: steps for which depth and the verified share of all drafts are kept, while about as
             many requests run. 1: every step is looked at by itself.
+        margin: part of the tokens a second by which less than whole blocks, all verified, must be
+            better to be worth it. 0: any, were it the last digit of a measurement.
     """
 
-    def __init__(self, prices: Prices, rule: BudgetRule, every: int = 1) -> None:
+    def __init__(
+        self, prices: Prices, rule: BudgetRule, every: int = 1, margin: float = 0.0
+    ) -> None:
         self._prices = prices
         self._rule = rule
+        self._margin = margin
         self._every = every
         self._age = every  # steps since the plan that is kept; `every`: it is not good any more
         self._depth = 0  # of that plan
         self._share = 1.0  # of its drafts that are verified
+        self._is_whole = False  # whether nothing is better than all of them by the margin
         self._num_reqs = 0  # that it was made for
         self._num_drafting = 0  # steps in which somebody could draft
         self._steps: deque[_Step] = deque()  # the latest, at most `LAG` once one is planned
@@ -242,6 +248,9 @@ class Outlook:
         drawn = sum(shape.draft_limits)
         if self._ranked is None:
             return math.ceil(self._share * drawn)
+        if self._is_whole:
+            self._share = 1.0
+            return drawn
         ranked = self._ranked.within(np.array(shape.draft_limits))
         budget = self._rule(tokens_per_second(ranked, shape, self._prices))
         self._share = budget / drawn
@@ -326,8 +335,11 @@ class Outlook:
         self._ranked = expected.ranked()
         every = tokens_per_second_by_depth(self._ranked, shape, self._prices)
         best = [theta[self._rule(theta)] for theta in every]
+        whole = every[-1, -1] * (1 + self._margin)
+        self._is_whole = self._margin > 0 and bool(whole >= every.max())
         # A deeper block at no cost is welcome: what is drawn can still be left unverified.
-        depth = self._depth = int(np.flatnonzero(np.array(best) == max(best))[-1])
+        deepest = int(np.flatnonzero(np.array(best) == max(best))[-1])
+        depth = self._depth = len(best) - 1 if self._is_whole else deepest
         if depth or not drawn.any():
             self._num_undrafted = 0
         else:

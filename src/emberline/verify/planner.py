@@ -215,7 +215,8 @@ class LaggedTopK:
     never time. The allocation is by current survival, ties to the earlier position, then to the
     earlier request. Without confidences every draft is verified. Where steps are padded to sizes,
     the budgets that win fill one. With `every` it looks at every so many steps only, and keeps
-    depth and share for those between.
+    depth and share for those between. With a `margin` less than everything is drawn and verified
+    only where that is expected to bring so much more: costs are known to a few percent.
 
     Does not look at the token it admits: the budget and the depth were settled before anything was
     drawn. Given them, k of a block is in if fewer than m drafts rank before it. Of its own block
@@ -223,8 +224,14 @@ class LaggedTopK:
     goes to the earlier position). So whether k is in reads confidences up to k of its own block.
     """
 
-    def __init__(self, costs: StepCosts, padding: Padding | None = None, every: int = 1) -> None:
-        self._outlook = Outlook(Prices(costs, padding), highest, every)
+    def __init__(
+        self,
+        costs: StepCosts,
+        padding: Padding | None = None,
+        every: int = 1,
+        margin: float = 0.0,
+    ) -> None:
+        self._outlook = Outlook(Prices(costs, padding), highest, every, margin)
 
     def depths(self, shape: StepShape) -> tuple[int, ...]:
         """The depth that the outlook favours."""
