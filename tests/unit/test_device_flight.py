@@ -33,7 +33,10 @@ def test_records_are_as_wide_as_was_asked(widths: list[int | None]) -> None:
     parts.emitted_start_loc.copy_(torch.tensor([*bounds, *[bounds[-1]] * (4 - len(bounds))]))
     for part in (parts.num_accepted, parts.num_drafted, parts.num_admitted):
         part.zero_()
-    for part in (parts.token_ids, parts.ranks, parts.top_ids, parts.logprobs, parts.top_logprobs):
+    scores = parts.scores
+    assert scores is not None
+    tables = scores.ranks, scores.top_ids, scores.logprobs, scores.top_logprobs
+    for part in (parts.token_ids, *tables):
         part.copy_(torch.arange(part.numel()).view(part.shape))
     plan = [scheduled(width) for width in widths]
     group = Group(bucket, range(len(plan)), Landing(numbers, len(numbers)), None)

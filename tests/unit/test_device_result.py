@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emberline.batch import Verdict
-from emberline.engine.device_result import ResultPlaces
+from emberline.engine.device_result import ResultPlaces, ScoreParts, places_of
 from emberline.ops.triton.gather_result import LANES, gather_result
 
 from support.triton_kernels import DEVICE
@@ -32,31 +32,30 @@ def test_what_was_written_is_read(
     verdict = Verdict(stood, some(places.num_tokens), some(places.num_tokens), bounds)
     drafted, admitted = some(num_reqs), some(num_reqs)
     sure = torch.rand(num_reqs, num_drafts, device=DEVICE) if has_confidence else None
-    for part in (parts.ranks, parts.top_ids):
-        part.copy_(some(*part.shape))
-    for part in (parts.logprobs, parts.top_logprobs):
-        part.copy_(torch.rand(part.shape))
+    scores = parts.scores
+    assert (scores is not None) == (num_top is not None)
+    for name in (field.name for field in fields(ScoreParts)) if scores is not None else ():
+        part = getattr(scores, name)
+        part.copy_(torch.rand(part.shape) if part.is_floating_point() else some(*part.shape))
     gather_result(verdict, drafted, admitted, sure, numbers, parts.confidence)
 
-    numbers = numbers.cpu()
-    result = ResultPlaces.of(num_reqs, num_drafts, num_top, numbers).read(numbers)
+    size = len(numbers)
+    result = places_of(num_reqs, num_drafts, num_top, size).read(numbers.cpu().numpy())
     came = int(bounds[-1])
-    scored = 0 if num_top is None else came
     wanted = {
         "emitted_start_loc": bounds,
         "num_accepted": stood,
         "num_drafted": drafted,
         "num_admitted": admitted,
         "token_ids": verdict.token_ids[:came],
-        "ranks": parts.ranks[:scored],
-        "top_ids": parts.top_ids[:scored],
-        "logprobs": parts.logprobs[:scored],
-        "top_logprobs": parts.top_logprobs[:scored],
     }
     for name, value in wanted.items():
         assert torch.equal(torch.from_numpy(getattr(result, name)), value.cpu()), name
+    assert (result.scores is None) == (scores is None)
+    for name in (field.name for field in fields(ScoreParts)) if scores is not None else ():
+        read = torch.from_numpy(getattr(result.scores, name))
+        assert torch.equal(read, getattr(scores, name)[:came].cpu()), name
     if sure is None or not num_drafts:
         assert result.confidence is None
     else:
         assert torch.equal(torch.from_numpy(result.confidence), sure.cpu())
-    assert {*wanted, "confidence"} == {field.name for field in fields(result)}

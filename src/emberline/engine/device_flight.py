@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emberline.batch import StepShape
-from emberline.engine.device_result import ResultParts, ResultPlaces
+from emberline.engine.device_result import ResultParts, places_of
 from emberline.engine.device_step import Bucket
 from emberline.engine.outcome import BROKEN_ERROR, Outcome, spread
 from emberline.engine.scheduler import ScheduledRequest
@@ -112,9 +112,11 @@ class DeviceFlight:
         return outcomes[0][1] if len(outcomes) == 1 else spread(len(self.plan), outcomes)
 
     def _read(self, group: Group) -> Outcome:
-        """What a group's requests did, in its own order. Keeps nothing that lies in the landing."""
-        live, bucket, numbers = len(group.places), group.bucket, group.landing.numbers
-        places = ResultPlaces.of(bucket.num_reqs, bucket.num_drafts, bucket.num_top, numbers)
+        """What a group's requests did, in its own order."""
+        live, bucket = len(group.places), group.bucket
+        # Not what lies in the landing, which the next step may overwrite.
+        numbers = group.landing.numbers.numpy().copy()
+        places = places_of(bucket.num_reqs, bucket.num_drafts, bucket.num_top, len(numbers))
         result = places.read(numbers)
         if group.shape is not None:
             sure = result.confidence
@@ -123,19 +125,19 @@ class DeviceFlight:
                 None if sure is None else torch.from_numpy(sure[:live]),
                 torch.from_numpy(result.num_drafted[:live]),
             )
-        start_loc = result.emitted_start_loc[: live + 1].copy()
-        ids, broken = result.token_ids[: start_loc[-1]].copy(), dict[int, str]()
+        start_loc = result.emitted_start_loc[: live + 1]
+        ids, broken = result.token_ids[: start_loc[-1]], dict[int, str]()
         if len(ids) and ids.min() < 0:  # its last token, of who emitted any
             last = ids[start_loc[1:] - 1] < 0
             broken = dict.fromkeys(np.flatnonzero(last & (np.diff(start_loc) > 0)), BROKEN_ERROR)
         return Outcome(
             token_ids=ids,
             start_loc=start_loc,
-            num_drafted=result.num_drafted[:live].copy(),
-            num_admitted=result.num_admitted[:live].copy(),
-            num_accepted=result.num_accepted[:live].copy(),
+            num_drafted=result.num_drafted[:live],
+            num_admitted=result.num_admitted[:live],
+            num_accepted=result.num_accepted[:live],
             broken=broken,
-            records=self._records(group, result) if bucket.num_top is not None else None,
+            records=None if result.scores is None else self._records(group, result),
         )
 
     def _records(self, group: Group, result: ResultParts[Numbers]) -> Records:
@@ -158,12 +160,14 @@ def _scored(
     result: ResultParts[Numbers], begin: int, end: int, width: int
 ) -> tuple[TokenLogprobs, ...]:
     """Records of emitted tokens `begin` .. `end`, with so many alternatives."""
+    scores = result.scores
+    assert scores is not None
     columns = zip(
         result.token_ids[begin:end].tolist(),
-        result.logprobs[begin:end].tolist(),
-        result.ranks[begin:end].tolist(),
-        _rows(result.top_ids[begin:end, :width]),
-        _rows(result.top_logprobs[begin:end, :width]),
+        scores.logprobs[begin:end].tolist(),
+        scores.ranks[begin:end].tolist(),
+        _rows(scores.top_ids[begin:end, :width]),
+        _rows(scores.top_logprobs[begin:end, :width]),
         repeat(()),
         repeat(None),
         repeat(None),

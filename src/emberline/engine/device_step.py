@@ -323,12 +323,11 @@ def _pack(
         bucket.num_reqs, bucket.num_drafts, bucket.num_top, has_confidence=confidence is not None
     )
     numbers, parts = places.allocate(admitted.device)
-    if bucket.num_top is not None:
-        room = TokenScores(
-            verdict.token_ids, parts.logprobs, parts.ranks, parts.top_ids, parts.top_logprobs
-        )
+    if bucket.num_top is not None and parts.scores is not None:
+        scores, ids = parts.scores, verdict.token_ids
+        room = TokenScores(ids, scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs)
         score_tokens(
-            logits, verdict.scored_index, verdict.token_ids, states.asks, bucket.num_top,
+            logits, verdict.scored_index, ids, states.asks, bucket.num_top,
             owners=owners, into=room,
         )  # fmt: skip
     gather_result(verdict, num_drafted, admitted, confidence, numbers, parts.confidence)
