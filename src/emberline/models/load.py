@@ -16,8 +16,6 @@ from emberline.batch import KVSpec
 from emberline.config import TargetBackend
 from emberline.models.decoder import Decoder
 from emberline.models.decoder_config import SUPPORTED_MODEL_TYPES, DecoderConfig
-from emberline.models.stock import StockTarget
-from emberline.models.stock_load import check_against_plain, load_stock
 from emberline.models.target import Target
 from emberline.models.weights import ModelError, load_folder, read_json
 from emberline.ops.kernels import Kernels
@@ -89,6 +87,10 @@ def load_target(
             poison_padding=poison_padding,
             kernels=kernels,
         )
+    # Transformers' modelling code takes a second or two to import, which our own does without.
+    from emberline.models.stock import StockTarget
+    from emberline.models.stock_load import check_against_plain, load_stock
+
     stock = load_stock(folder, dtype=dtype, device=device, max_model_len=max_model_len)
     check_kv_fits(stock.kv_specs, num_slots, dtype, device)
     target = StockTarget(
