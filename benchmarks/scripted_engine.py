@@ -105,6 +105,10 @@ class ScriptedEngine:
         if request_id in self._requests:
             self._requests[request_id].aborted = True
 
+    def get_ready(self) -> bool:
+        """Nothing is captured here."""
+        return False
+
     def step(self) -> list[RequestOutput]:
         """Wait, then give every running request its tokens."""
         self._num_steps += 1

@@ -350,3 +350,15 @@ def test_a_delta_says_nothing_twice() -> None:
     """A step of 128 requests is a few bytes a token."""
     one = messages.Delta(7, (1, 2, 3), "abc", 40, [1, 2])
     assert len(messages.encode(one)) < 32
+
+
+def test_an_engine_s_process_is_started_before_anything_slow_is_loaded() -> None:
+    """The two would load PyTorch one after the other, and no call is taken meanwhile."""
+    code = (
+        "import sys, emberline.cli.serve, emberline.cli.serving_engine as e;"
+        "from emberline.config import EngineConfig;"
+        "assert e.on_gpu(EngineConfig(device='cuda:1'));"
+        "assert not e.on_gpu(EngineConfig(device='cpu'));"
+        "sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

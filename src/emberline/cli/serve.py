@@ -170,10 +170,11 @@ def serve(
     listener = _listen(host, port)  # before the model is loaded: a taken port fails at once
 
     from emberline.cli.serving_engine import start_engine
-    from emberline.server.run import make_server
 
     with one_line_errors():
         served = start_engine(model, draft, config, process=engine_process, log_level=log_level)
+    from emberline.server.run import make_server
+
     engine, name = served.engine, name or served.name
     server = make_server(
         engine,

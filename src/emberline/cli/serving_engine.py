@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from emberline.config import EngineConfig
-from emberline.engine.async_engine import AsyncEngine
-from emberline.engine.detokenizer import TokenText
-from emberline.engine.resolve import resolve_config
-from emberline.engine.running_engine import RunningEngine
-from emberline.hub import load_tokenizer
-from emberline.llm import LoadedEngine, load_engine
+from emberline.engine.process_engine import StartingEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from emberline.engine.running_engine import RunningEngine
+    from emberline.llm import LoadedEngine
+
 EngineProcess = Literal["auto", "on", "off"]
+
+DRIVER = Path("/dev/nvidiactl")
+"""There where NVIDIA's driver is, as a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +59,37 @@ def start_engine(
         ModelError: as `load_engine`, or the engine's process ended while it loaded.
     """
     set_up_log(log_level)
-    if process == "auto":
-        process = "off" if resolve_config(config).device == "cpu" else "on"
-    if process == "off":
+    if process == "off" or (process == "auto" and not on_gpu(config)):
+        from emberline.engine.async_engine import AsyncEngine
+        from emberline.llm import load_engine
+
         loaded = load_engine(model, draft, config)
         engine = AsyncEngine(loaded.engine, loaded.token_text)
         return ServedEngine(engine, loaded.tokenizer, loaded.name)
-    from emberline.engine.process_engine import StartingEngine
-
     with StartingEngine(partial(_load, model, draft, config, log_level)) as starting:
+        # All this is loaded while the engine is built; nothing of it may come before.
+        import emberline.server.run  # noqa: F401
+        from emberline.engine.detokenizer import TokenText
+        from emberline.hub import load_tokenizer
+
         folder, name = starting.found()
         tokenizer = load_tokenizer(folder)  # while the engine is built
         return ServedEngine(starting.ready(TokenText(tokenizer)), tokenizer, name)
+
+
+def on_gpu(config: EngineConfig) -> bool:
+    """Whether the engine will run on a GPU, said before PyTorch is loaded where there may be one.
+
+    A machine with a driver that PyTorch cannot use counts as well: its CPU engine then has a
+    process of its own, which it does not need.
+    """
+    if config.device != "auto":
+        return config.device != "cpu"
+    if DRIVER.exists():
+        return True
+    from emberline.engine.resolve import resolve_config
+
+    return resolve_config(config).device != "cpu"
 
 
 def set_up_log(level: str) -> None:
@@ -85,5 +105,7 @@ def _load(
     found: Callable[[Path, str], None],
 ) -> LoadedEngine:
     """What the engine's own process does first."""
+    from emberline.llm import load_engine
+
     set_up_log(log_level)
     return load_engine(model, draft, config, found=found)

@@ -27,7 +27,6 @@ from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine_child import Make
 from emberline.engine.output_stream import OutputStream, deliver
 from emberline.engine.running_engine import EngineStopped, Errand, RunningEngine, ShuttingDown
-from emberline.models.weights import ModelError
 from emberline.types import EngineSnapshot, FinishReason, Grammar, InvalidRequest, Request
 
 logger = logging.getLogger(__name__)
@@ -106,6 +105,9 @@ class StartingEngine:
         self._channel.release()
 
     def _wait_for(self, kind: type[AnyMessage]) -> AnyMessage:
+        # PyTorch comes with it, which takes as long to load here as there.
+        from emberline.models.weights import ModelError
+
         for encoded in self._unread:
             message = messages.from_engine.decode(encoded)
             if isinstance(message, kind):
