@@ -26,6 +26,7 @@ from emberline.engine.engine import Engine
 from emberline.types import Request, SamplingParams
 
 from gpu.host_parts import HostParts
+from gpu.workload import stand_by
 
 WAITS = ((torch.cuda.Event, "synchronize"), (torch.cuda.Stream, "synchronize"))
 """Where a host waits for a GPU."""
@@ -291,6 +292,7 @@ def measure(
         speculate=speculate,
     )
     run_steps(engine, prompts, params, num_steps)
+    stand_by(engine)
     steps = run_steps(engine, prompts, params, num_steps)
     parts = HostParts()
 

@@ -36,7 +36,6 @@ from gpu.workload import (
 )
 
 RANDOM_LENGTH = 64  # tokens of a random prompt
-MOST_WARM_UPS = 4  # runs of a cell before it is timed
 COLUMNS = ("tok/s", "of none", "ms/step", "accepted", "budget")
 
 
@@ -49,7 +48,7 @@ def measure(bench: Bench, cells: Sequence[Cell], reps: int, drafts: int) -> list
                 if turn:
                     calls[cell].append(bench.run(cell))
                 else:
-                    warm_up(bench, cell)
+                    bench.warm_up(cell)
             except Exception as problem:
                 # The next cell may run all the same, and there is no second look at a lent machine.
                 del calls[cell]
@@ -60,13 +59,6 @@ def measure(bench: Bench, cells: Sequence[Cell], reps: int, drafts: int) -> list
         rows.append(_row(cell, runs, first, drafts))
         print(json.dumps(rows[-1]), flush=True)
     return rows
-
-
-def warm_up(bench: Bench, cell: Cell) -> None:
-    """Run a cell until it captures no step any more, so that none is captured in a timed turn."""
-    for _ in range(MOST_WARM_UPS):
-        if not bench.run(cell).captures:
-            break
 
 
 def _keys(cell: Cell) -> dict[str, object]:

@@ -174,11 +174,12 @@ def slowdown(
     for batch in batches:
         for policy in (NO_DRAFT, SCHEDULED):
             rates: list[list[float]] = [[], []]
-            for turn in range(1 + reps):  # the first warms up
+            cell = Cell(batch, policy, 0)
+            for bench in benches:
+                bench.warm_up(cell)
+            for _ in range(reps):
                 for found, bench in zip(rates, benches, strict=True):
-                    rate = bench.run(Cell(batch, policy, 0)).rate
-                    if turn:
-                        found.append(rate)
+                    found.append(bench.run(cell).rate)
             plain, fixed = (statistics.median(found) for found in rates)
             rows.append(
                 {

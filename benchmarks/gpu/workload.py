@@ -31,6 +31,10 @@ POLICIES = (NO_DRAFT, VERIFY_ALL, THRESHOLD, SCHEDULED)
 LEAST_PROMPTS = 8
 """Prompts of every cell at least: fewer at once run in turns, for acceptance differs by prompt."""
 GPU_STEP_TOKENS = 8192  # known tokens a step: a batch's prompts go in few steps
+MOST_WARM_UPS = 4
+"""Runs of a cell before it is timed."""
+IDLE_SECONDS = 2.0
+"""Between two of them, in which the engine does what a server's does while nothing runs."""
 SPARE_TOKENS = 160  # of KV a request: a block past the last token, pages taken ahead
 
 
@@ -167,6 +171,13 @@ def use_planner(
     engine.use_planner(planner, name, own if engine.runner is not None else None)
 
 
+def stand_by(engine: Engine, seconds: float = IDLE_SECONDS) -> None:
+    """Let an engine without requests capture steps, those that were missed first."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and engine.get_ready():
+        pass
+
+
 class Bench:
     """An engine, its prompts, and cells run on it.
 
@@ -198,6 +209,14 @@ class Bench:
         self._scheduled_name = str(engine.info["planner"])
         runner = engine.runner
         self._ahead = runner.planner if isinstance(runner, DeviceRunner) else None
+
+    def warm_up(self, cell: Cell) -> None:
+        """Run a cell until it captures no step, with time to capture those that it missed."""
+        for _ in range(MOST_WARM_UPS):
+            self.run(cell)
+            stand_by(self.engine)
+            if not self.run(cell).captures:
+                break
 
     def run(self, cell: Cell, new_tokens: int | None = None) -> Call:
         """Run a cell's calls and time them. Everything but the planner stays as it was."""

@@ -33,7 +33,7 @@ REPLAY_SECONDS = 0.006  # that it takes at least, if those are not enough
 TURNS = 2  # measurements of a point, of which the least counts
 MOST_SECONDS = 2.0  # for everything; only then are points left out, for others lie beside them
 SHARES = (1, 2, 4)  # verified share of all drafts, as divisors, beside none
-COUNT_FACTOR = 4  # between the numbers of requests that are measured
+DRAFT_COUNTS = 2  # every so many numbers of requests drafting is measured by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,9 @@ def profile_device_steps(
     whole: dict[_Point, float] = {}
     try:
         points = list(_points(counts, runner))
-        work = len(counts) * len(depths) + len(points)
-        for num_reqs, depth in product(counts, depths):
+        drafters = sorted({*counts[::DRAFT_COUNTS], counts[-1]})
+        work = len(drafters) * len(depths) + len(points)
+        for num_reqs, depth in product(drafters, depths):
             drafting[num_reqs, depth] = bench.draft_seconds(_Point(num_reqs, num_reqs, depth))
             if report is not None:
                 report(len(drafting) / work)
@@ -86,9 +87,10 @@ def profile_device_steps(
     if report is not None:
         report(1.0)
     draft = tuple(_by_depth(drafting, depths))
+    blocks = StepCosts(((1, 1, 1.0),), draft)  # for drafting between those numbers of requests
     least = min(seconds for point, seconds in whole.items() if not point.num_drafts)
     target = {
-        (p.num_reqs, p.num_tokens): seconds - drafting.get((p.num_reqs, p.num_drafts), 0.0)
+        (p.num_reqs, p.num_tokens): seconds - blocks.draft_seconds(p.num_reqs, p.num_drafts)
         for p, seconds in whole.items()
     }
     return StepCosts(
@@ -105,12 +107,12 @@ def _by_depth(draft: dict[tuple[int, int], float], sizes: Sequence[int]) -> Iter
 
 
 def _counts(most: int) -> list[int]:
-    """1, 4, 16, .. and the most."""
+    """1, 2, 4, .. and the most: what rows cost rises by steps, which far points would not show."""
     counts = []
     count = 1
     while count < most:
         counts.append(count)
-        count *= COUNT_FACTOR
+        count *= 2
     return [*counts, most]
 
 
