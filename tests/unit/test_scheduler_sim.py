@@ -260,3 +260,27 @@ def test_a_load_at_the_edge_of_a_bucket_costs_no_more_than_probes(
     point = run(planned(kind(STAIRS)), STAIRS, 16, 320, warm_up=40)
     # One request in PROBE_EVERY steps drafts a whole block, for a tenth of a step's time.
     assert point.tokens_per_second >= plain.tokens_per_second * (1 - 0.1 / PROBE_EVERY) - 1e-9
+
+
+GPU = StepCosts(
+    target=(
+        (1, 1, 0.58), (1, 5, 0.66), (8, 8, 0.66), (8, 40, 0.9), (32, 32, 1.0), (32, 160, 1.2),
+        (128, 128, 1.35), (128, 640, 1.9), (512, 512, 2.4), (512, 2560, 9.0),
+    ),
+    draft=((1, 2, 0.06), (1, 4, 0.1), (512, 2, 0.3), (512, 4, 0.5)),
+)  # fmt: skip
+"""Milliseconds: at first nearly all is weights, at last all is tokens."""
+
+
+@pytest.mark.parametrize("users", [1, 8, 32, 128, 512])
+def test_errors_of_a_measurement_cost_less_than_the_margin(users: int) -> None:
+    """As on a GPU: costs that are off by some percent, a plan kept for 16 steps."""
+    fixed = [run(policy, GPU, users, 160) for policy in (no_draft, planned(VerifyAll()))]
+    best = max(point.tokens_per_second for point in fixed)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        target = tuple((n, t, s * rng.uniform(0.97, 1.03)) for n, t, s in GPU.target)
+        draft = tuple((n, k, s * rng.uniform(0.9, 1.1)) for n, k, s in GPU.draft)
+        planner = LaggedTopK(StepCosts(target, draft), every=16, margin=0.03)
+        point = run(planned(planner), GPU, users, 160, warm_up=5)
+        assert point.tokens_per_second >= 0.97 * best

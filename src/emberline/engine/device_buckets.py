@@ -8,7 +8,7 @@ a capture is one made between two steps. Must not know requests, or what a step 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -145,7 +145,7 @@ class BucketChoice:
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
-        self._wasted = Counter[Bucket]()  # steps' work that standing in has taken, by shape
+        self._wasted = defaultdict[Bucket, float](float)  # steps that standing in has taken
         self._stand_ins: dict[Bucket, Bucket | None] = {}  # among so many captured ones:
         self._num_captured = 0
 
@@ -173,7 +173,7 @@ class BucketChoice:
 
         Behind them whole blocks of as many requests as any, with the same options.
         """
-        for bucket, _ in self._wasted.most_common():
+        for bucket in sorted(self._wasted, key=lambda b: -self._wasted[b]):
             if bucket not in captured:
                 yield bucket
         kinds = {(b.num_pages, b.coins, b.num_top) for b in self._wasted if not b.chunk}

@@ -253,6 +253,7 @@ class EngineLoop:
             arrival.decide(EngineStopped(f"the engine failed: {problem}"))
             raise
         else:
+            self.latest = self._engine.snapshot()  # who is admitted finds itself counted
             arrival.decide(None)
 
     def _clear(self, clearing: CacheClearing) -> None:
