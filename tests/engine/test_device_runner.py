@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from emberline.batch import ForwardBatch, TargetOutput
+from emberline.engine.device_buckets import stands_in
+from emberline.engine.device_step import Bucket
 from emberline.engine.engine import Engine
 from emberline.layout import Scored
 from emberline.types import FinishReason, Request, SamplingParams
@@ -17,7 +19,7 @@ from emberline.verify.planner import DevicePlanner, LaggedTopK, Threshold, Verif
 from emberline.verify.step_cost import StepCosts
 
 from support.engines import Answer, run
-from support.on_device import GOLDEN, golden_engine
+from support.on_device import GOLDEN, golden_engine, golden_runner
 
 PROMPTS = [
     t["prompt_ids"] for t in json.loads((GOLDEN / "vanilla/trace.json").read_text())["traces"]
@@ -135,3 +137,28 @@ def test_a_request_without_a_distribution_fails_alone() -> None:
     assert got["r0"].token_ids == alone["r0"].token_ids[: len(got["r0"].token_ids)]
     assert got["r1"].token_ids == alone["r1"].token_ids[: len(got["r1"].token_ids)]
     assert engine.snapshot().num_running == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there `choose` has captured shapes")
+def test_steps_in_larger_shapes_that_stand_in_say_the_same() -> None:
+    """A step without drafts in one that draws blocks, few requests among nobody's, no coins."""
+    engine = golden_engine("vanilla", on_device=True, prefill_chunk=16)
+    runner = golden_runner(engine)
+    wanted: list[Bucket] = []
+
+    def largest(bucket: Bucket) -> Bucket:
+        wanted.append(bucket)
+        reqs = runner.sizes.prompts if bucket.chunk else runner.sizes.reqs
+        most = replace(bucket, num_reqs=reqs[-1], num_pages=runner.sizes.pages[-1])
+        whole = runner.sizes.whole(replace(most, coins=True, num_top=5))
+        assert stands_in(whole, bucket)
+        return whole
+
+    runner._choose = largest  # type: ignore[method-assign]
+    crowd = [
+        replace(one, params=replace(one.params, speculate=i > 0))
+        for i, one in enumerate(requests(8)[:2])
+    ]
+    got = run(engine, crowd[:1]) | run(engine, crowd[1:])
+    compare(got, run(golden_engine(None, on_device=False), crowd))
+    assert {bool(bucket.num_drafts) for bucket in wanted if not bucket.chunk} == {True, False}
