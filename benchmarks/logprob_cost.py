@@ -27,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 
 from emberline.config import EngineConfig
-from emberline.engine import engine, outcome
+from emberline.engine import outcome, plain_step
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.llm import LLM
 from emberline.types import Request, SamplingParams
@@ -35,7 +35,7 @@ from emberline.types import Request, SamplingParams
 import prompts as prompt_sets
 import record
 
-SCORING = ((outcome, "score_emitted"), (outcome, "annotate"), (engine, "score_prompts"))
+SCORING = ((outcome, "score_emitted"), (outcome, "annotate"), (plain_step, "score_prompts"))
 LIMITS = {"off": 0.01, "top 5": 0.05}
 
 

@@ -38,7 +38,7 @@ FORWARDS = ("draft", "draft context", "target")
 # What is wrapped: (owner, attribute, name). Owners are modules or objects looked up by these paths.
 CALLS = (
     ("engine._scheduler", "schedule", "schedule"),
-    ("emberline.engine.engine", "build_inputs", "inputs"),
+    ("emberline.engine.plain_step", "build_inputs", "inputs"),
     ("emberline.engine.step", "choose_depths", "plan depths"),
     ("emberline.engine.step", "admit", "plan lengths"),
     ("emberline.engine.step", "lay_out", "layout"),
@@ -48,7 +48,7 @@ CALLS = (
     ("emberline.engine.step", "committed_tokens", "committed"),
     ("emberline.engine.outcome", "score_emitted", "logprobs"),
     ("emberline.engine.outcome", "_broken", "checks"),
-    ("engine", "_write_history", "history"),
+    ("emberline.engine.plain_step", "write_history", "history"),
     ("engine", "_commit", "commit"),
 )
 

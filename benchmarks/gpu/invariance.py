@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from emberline.config import EngineConfig, LayoutKind, SpeculationConfig
-from emberline.engine import engine as engine_module
+from emberline.engine import plain_step
 from emberline.engine.engine import Engine
 from emberline.hub import load_tokenizer, resolve_model
 from emberline.llm import LLM
@@ -83,7 +83,7 @@ def groups(
 def logits_of(engine: Engine) -> Iterator[dict[int, list[Tensor]]]:
     """Rows that emitted tokens were drawn from, by request, while this lasts: plain steps alone."""
     rows: dict[int, list[Tensor]] = {}
-    real: Callable[..., Any] = engine_module.run_step
+    real: Callable[..., Any] = plain_step.run_step
 
     def run(parts: Any, inputs: Any) -> Any:
         result = real(parts, inputs)
@@ -96,7 +96,7 @@ def logits_of(engine: Engine) -> Iterator[dict[int, list[Tensor]]]:
     observer = engine.observer
     engine.observer = lambda blocks: None  # noqa: ARG005 - who is watched takes plain steps
     try:
-        with mock.patch.object(engine_module, "run_step", run):
+        with mock.patch.object(plain_step, "run_step", run):
             yield rows
     finally:
         engine.observer = observer

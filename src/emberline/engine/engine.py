@@ -16,8 +16,10 @@ from emberline.cache.page_pool import PagePool
 from emberline.cache.radix import RadixCache
 from emberline.config import EngineConfig
 from emberline.engine.grammar import Compiled, GrammarCompiler
-from emberline.engine.outcome import Flight, Outcome, Runner, outcome_of
+from emberline.engine.outcome import Flight, Outcome, Runner
+from emberline.engine.outputs import delta
 from emberline.engine.pace import Pace
+from emberline.engine.plain_step import run_plain
 from emberline.engine.prediction import Prediction
 from emberline.engine.request_state import (
     Ending,
@@ -27,12 +29,11 @@ from emberline.engine.request_state import (
     append_whole,
 )
 from emberline.engine.scheduler import ScheduledRequest, Scheduler
-from emberline.engine.scoring import Records, score_prompts
+from emberline.engine.scoring import Records
 from emberline.engine.standing import StandingBatch
-from emberline.engine.step import StepParts, StepResult, run_step
-from emberline.engine.step_inputs import StepInputs, build_inputs
+from emberline.engine.step import StepParts
 from emberline.engine.tally import Tally
-from emberline.engine.trace import BlockTrace, Observer
+from emberline.engine.trace import Observer
 from emberline.engine.validation import check_ids, check_length, check_options
 from emberline.sampling.keys import request_seed
 from emberline.types import (
@@ -43,7 +44,6 @@ from emberline.types import (
     InvalidRequest,
     Request,
     RequestOutput,
-    SpeculationStats,
     StepCounts,
 )
 from emberline.verify.planner import DevicePlanner, Planner
@@ -353,7 +353,7 @@ class Engine:
             return self._commit(flight.plan, outcome)
         self._tally.num_engine_steps += 1
         self._tally.generation_tokens += len(outcome.token_ids)
-        return [self._delta(state) for state in batch.readers] if batch.is_written else []
+        return [delta(state, self._clock) for state in batch.readers] if batch.is_written else []
 
     def _dissolve(self) -> None:
         """From now on requests are looked at one by one."""
@@ -363,14 +363,7 @@ class Engine:
 
     def _run(self, plan: list[ScheduledRequest]) -> list[RequestOutput]:
         """Run a step and wait for it."""
-        parts = self.parts
-        self._write_history([entry.state for entry in plan])
-        inputs = build_inputs(plan, parts.eos_ids, parts.history.device)
-        result = run_step(parts, inputs)
-        outcome = outcome_of(plan, inputs, result)
-        if self.observer is not None:
-            self.observer(_blocks(plan, inputs, result))
-        score_prompts(plan, result)
+        outcome = run_plain(self.parts, plan, self.observer)
         for entry in plan:
             entry.state.launch(entry.num_known, entry.draft_limit, samples=entry.samples)
             entry.state.placed = False
@@ -412,7 +405,7 @@ class Engine:
             if ending is not None:
                 outputs.append(self._finish(state, ending))
             elif run and state.request.stream:
-                outputs.append(self._delta(state))
+                outputs.append(delta(state, self._clock))
         self._tally.steps.update(steps)
         return outputs
 
@@ -422,34 +415,6 @@ class Engine:
             pool.clear(self._scheduler.private_pages(state))
         return self._finish(state, Ending(FinishReason.ERROR, error=error))
 
-    def _delta(self, state: RequestState, final: bool = False) -> RequestOutput:
-        """What was added to a request since its last output, text included."""
-        prompt_scores = None
-        if state.prompt_scores is not None and not (state.prompt_reported or state.scores_prompt):
-            prompt_scores = tuple(state.prompt_scores)
-            state.prompt_reported = True
-        records = None
-        if state.request.params.logprobs is not None:
-            records, state.held_records = tuple(state.held_records), []
-        token_ids = state.token_ids
-        new_ids = tuple(token_ids[state.num_reported :])
-        state.num_reported = len(token_ids)
-        return RequestOutput(  # by place: by name takes half as long again
-            state.request.request_id,
-            new_ids,
-            records,
-            state.text.take(final=final) if state.text else "",
-            prompt_scores,
-            None,
-            None,
-            None,
-            state.num_prompt,
-            state.num_cached or 0,
-            len(token_ids) - state.num_prompt,
-            state.waited(self._clock),
-            SpeculationStats(state.steps.copy()),
-        )
-
     def _finish(self, state: RequestState, ending: Ending) -> RequestOutput:
         """Forget a request and free what it holds; its last output."""
         self._dissolve()
@@ -458,26 +423,11 @@ class Engine:
         self._pace.finished()
         del self._states[state.request.request_id]
         return replace(
-            self._delta(state, final=True),
+            delta(state, self._clock, final=True),
             finish_reason=ending.reason,
             stop_reason=ending.stop_reason,
             error=ending.error,
         )
-
-    def _write_history(self, states: Sequence[RequestState]) -> None:
-        """Bring the token table's rows up to date."""
-        slots: list[int] = []
-        positions: list[int] = []
-        token_ids: list[int] = []
-        for state in states:
-            new = range(state.num_written, len(state.token_ids))
-            slots += [state.slot] * len(new)
-            positions += new
-            token_ids += state.token_ids[state.num_written :]
-            state.num_written = len(state.token_ids)
-        if token_ids:
-            places = torch.tensor([slots, positions], device=self.parts.history.device)
-            self.parts.history[places[0], places[1]] = torch.tensor(token_ids).to(places.device)
 
     def validate(self, request: Request, *, has_text: bool) -> None:
         """Raise `InvalidRequest` for what can never run. `has_text`: a tokenizer follows along."""
@@ -512,24 +462,3 @@ def _cut(counts: StepCounts, num_kept: int) -> StepCounts:
     """Of a step whose run was cut: drafts behind a stop were not accepted."""
     drafted, admitted, accepted, _, predicted = counts
     return drafted, admitted, min(accepted, num_kept), num_kept, predicted
-
-
-def _blocks(
-    plan: list[ScheduledRequest], inputs: StepInputs, result: StepResult
-) -> list[BlockTrace]:
-    """What the drafter drafted, verified and accepted, by request."""
-    says = result.confidence
-    columns = zip(
-        plan,
-        inputs.predicted,
-        says.tolist() if says is not None else [()] * len(plan),
-        result.num_drafted.tolist(),
-        result.num_admitted.tolist(),
-        result.verdict.num_accepted.tolist(),
-        strict=True,
-    )
-    return [
-        BlockTrace(entry.state.request.request_id, tuple(sure[:drafted]), admitted, accepted)
-        for entry, predicted, sure, drafted, admitted, accepted in columns
-        if drafted and not predicted
-    ]
