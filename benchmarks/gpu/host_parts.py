@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 
+from emberline.engine import engine
 from emberline.engine.device_flight import DeviceFlight, Landings
 from emberline.engine.device_runner import DeviceRunner
 from emberline.engine.engine import Engine
@@ -37,9 +38,9 @@ CALLS: tuple[tuple[Any, str, str], ...] = (
     (StandingBatch, "absorb", "absorb"),
     (StandingBatch, "write", "write"),
     (Engine, "_commit", "commit"),
-    (Engine, "_delta", "outputs"),
+    (engine, "delta", "outputs"),
 )
-"""Class, method, and what its time is called."""
+"""Class or module, its function, and what its time is called."""
 
 
 @dataclass(slots=True)
@@ -69,9 +70,9 @@ class HostParts:
     def counting(self) -> Iterator[None]:
         """Count while this lasts."""
         with ExitStack() as stack:
-            for owner, method, name in CALLS:
-                timed = self.timed(name, getattr(owner, method))
-                stack.enter_context(mock.patch.object(owner, method, timed))
+            for owner, function, name in CALLS:
+                timed = self.timed(name, getattr(owner, function))
+                stack.enter_context(mock.patch.object(owner, function, timed))
             yield
 
     def row(self, num_steps: int) -> dict[str, float]:
