@@ -102,7 +102,7 @@ def step_batch(engine: Engine, num_reqs: int, queries: int, context: int) -> For
         lens,
         num_tokens=count,
         num_scored=count,
-        min_rows=parts.target.min_rows if device.type == "cpu" else 1,
+        row_granule=parts.target.row_granule if device.type == "cpu" else 1,
         max_query_len=queries,
     )
     positions = context + layout.offset_of_token

@@ -50,7 +50,7 @@ class TokenLayout:
         num_scored: int,
         kind: LayoutKind = "compact",
         width: int = 1,
-        min_rows: int = 1,
+        row_granule: int = 1,
         scored_lens: Tensor | None = None,
         max_query_len: int | None = None,
     ) -> TokenLayout:
@@ -64,7 +64,7 @@ class TokenLayout:
             kind: "compact" packs rows densely; "static" starts every request at a multiple of
                 `width` rows, so that a uniform verify step has one fixed shape.
             width: row granule of a request under "static" (1 + drafts a block).
-            min_rows: least rows to run (kernels that are row-invariant only from some count on).
+            row_granule: rows come in multiples of it (`Target.row_granule`).
             scored_lens: [B] int64, trailing tokens that get logits; None means `window_lens`,
                 longer where prompt log-probabilities were asked for.
             max_query_len: a bound of `query_lens` that the host knows; None means `num_tokens`.
@@ -87,7 +87,7 @@ class TokenLayout:
         return cls(
             num_reqs=num_reqs,
             num_tokens=num_tokens,
-            num_rows=max(num_rows, min_rows),
+            num_rows=in_granules(max(num_rows, 1), row_granule),
             num_scored=num_scored,
             max_query_len=num_tokens if max_query_len is None else max_query_len,
             query_start_loc=start,
@@ -148,6 +148,11 @@ class TokenLayout:
     def window_start(self) -> Tensor:
         """[B] int64, scored space: entry 0 of the window a request samples from."""
         return self.scored_start_loc[1:] - self.window_lens
+
+
+def in_granules(count: int, granule: int) -> int:
+    """The least multiple of `granule` that holds `count`."""
+    return -(-count // granule) * granule
 
 
 def start_loc(lens: Tensor) -> Tensor:

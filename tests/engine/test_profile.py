@@ -74,13 +74,11 @@ def test_the_grid_fits_the_context_limit_and_the_pages() -> None:
 
 def test_steps_that_run_the_same_rows_cost_the_same() -> None:
     target = PrefixTarget(max_model_len=512, num_slots=8192)
-    target.min_rows = 8  # what fewer tokens run, too
+    target.row_granule = 8
     engine = make_engine(target, ConstantDrafter(0, 7), num_pages=512)
     costs = profiled(engine, grid_of(engine, context_length=40))
-    for num_reqs in (1, 2, 4, 8):
-        seconds = {s for r, tokens, s in costs.target if r == num_reqs and tokens <= 8}
-        assert len(seconds) == 1
-    assert len({s for r, tokens, s in costs.target if r == 8}) > 1
+    sizes = {r: [tokens for reqs, tokens, _ in costs.target if reqs == r] for r in (1, 2, 4, 8)}
+    assert sizes == {1: [8, 40], 2: [8, 16, 48], 4: [8, 16, 24, 32], 8: [8, 16, 24, 32, 40, 64]}
 
 
 @pytest.mark.parametrize("layout", ["compact", "static"])
@@ -204,6 +202,16 @@ def test_short_steps_get_more_turns_of_the_budget(clock: Clock) -> None:
     assert turns == [6, 4, 5, 3]  # the first that reach 60 s
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
+
+
+def test_a_point_goes_on_until_two_of_its_turns_agree(clock: Clock) -> None:
+    losses = iter([20.0, 30.0, 0.0, 0.0])
+    target = PacedTarget(clock, lambda: next(losses))
+    grid = Grid((1,), (0,), 20, 0)  # a step of 11 s
+    engine = make_engine(target, max_num_reqs=1)
+    costs = profile_steps(engine.parts, engine.pool, grid, budget_seconds=50.0)
+    assert costs.target == ((1, 1, pytest.approx(11.0)),)
+    assert next(losses, None) is None
 
 
 def test_long_steps_get_one_turn(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,8 +470,8 @@ def test_the_default_model() -> None:
         folder.path, resolve_draft(None, folder), config, eos_ids=frozenset(), name=folder.name
     )
     costs = profiled(engine, Grid((1,), (0, 1), 64, 64))
-    (one, two, chunk), (draft,) = costs.target, costs.draft
-    assert [one[:2], two[:2], chunk[:2]] == [(1, 1), (1, 2), (1, 64)]
+    (least, chunk), (draft,) = costs.target, costs.draft
+    assert [least[:2], chunk[:2]] == [(1, 4), (1, 64)]  # one token and two run four rows
     assert draft[:2] == (1, 1)
-    assert chunk[2] > one[2]  # 64 rows over 8: not noise
-    assert all(0.0 < point[2] < 60.0 for point in (one, two, chunk, draft))
+    assert chunk[2] > least[2]  # 64 rows over 4: not noise
+    assert all(0.0 < point[2] < 60.0 for point in (least, chunk, draft))

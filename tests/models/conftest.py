@@ -71,7 +71,7 @@ class Driver:
             num_scored=sum(windows[i] for i in live),
             kind=self.kind,  # type: ignore[arg-type]
             width=self.width,
-            min_rows=self.decoder.min_rows,
+            row_granule=self.decoder.row_granule,
         ).check()
         tokens = [
             self.sequences[i][span.start : span.stop] for i, span in zip(live, spans, strict=True)

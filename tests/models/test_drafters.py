@@ -201,9 +201,9 @@ def test_shifted_slots_are_the_same_slots_one_later(tmp_path: Path) -> None:
 class DoubleTarget(TinyTarget):
     """In float64, where what two row counts round differently is far under a tolerance."""
 
-    def __init__(self, min_rows: int) -> None:
+    def __init__(self, row_granule: int) -> None:
         super().__init__()
-        self.min_rows = min_rows
+        self.row_granule = row_granule
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.matrix.double().T
@@ -213,16 +213,16 @@ def test_padding_slots_are_not_seen(tmp_path: Path) -> None:
     a, b = (
         World(
             load(
-                tmp_path / str(min_rows),
+                tmp_path / str(row_granule),
                 draft_config(),
                 draft_tensors(),
-                DoubleTarget(min_rows),
+                DoubleTarget(row_granule),
                 dtype=torch.float64,
             )
         )
         .observe_all()
         .propose(EVERYONE, MIXED)
-        for min_rows in (1, 8)
+        for row_granule in (1, 8)
     )
     for req in EVERYONE:
         assert_same_rows(a, req, b, req)

@@ -32,7 +32,7 @@ MAX_LEN = PAGE_SIZE * PAGES_PER_REQ
 class TransformersTarget:
     """Just enough of the target protocol to load a draft, on the reference modelling code."""
 
-    min_rows = 8
+    row_granule = 8
     max_model_len = MAX_LEN
 
     def __init__(self, folder: Path) -> None:

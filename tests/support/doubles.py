@@ -44,7 +44,7 @@ def random_table(vocab: int, seed: int, scale: float = 1.0) -> Callable[[Prefix]
 class TableTarget:
     """Logits = table(prefix). Its KV is the token ids by slot, read back through the pages."""
 
-    min_rows = 1
+    row_granule = 1
     max_model_len = 64
     hidden_size = 0  # it has no layers to tap
 

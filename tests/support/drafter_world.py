@@ -29,7 +29,7 @@ class TinyTarget:
     vocab_size, hidden_size = VOCAB, HIDDEN
     max_model_len = PAGE_SIZE * PAGES_PER_REQ
     kv_spec = KVSpec(TARGET_LAYERS, KV_HEADS, HEAD_DIM)
-    min_rows = 8
+    row_granule = 8
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)

@@ -28,7 +28,7 @@ class PrefixTarget:
     With a `window` it looks at no more tokens than that, and at every one of those.
     """
 
-    min_rows = 1
+    row_granule = 1
 
     def __init__(
         self,

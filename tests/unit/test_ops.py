@@ -110,7 +110,7 @@ def test_packed_rows_do_not_depend_on_how_many_run(count: int) -> None:
 
 def test_few_row_counts_run() -> None:
     sizes = {_granted(count) for count in range(1, 4097)}
-    assert len(sizes) < 100
+    assert len(sizes) <= 104  # a megabyte each, and for every shape of weights
     assert all(_granted(size) == size for size in sizes)
     assert all(
         count <= _granted(count) <= max(count + 7, count * 17 / 16) for count in range(1, 4097)

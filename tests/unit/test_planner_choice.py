@@ -39,7 +39,7 @@ def draft(confidence: object) -> DSparkDrafter:
 @pytest.mark.parametrize(
     ("drafter", "max_num_reqs", "expected"),
     [
-        (draft("head"), 16, "causal_greedy"),
+        (draft("head"), 16, "lagged_top_k"),
         (draft("head"), 1, "verify_all"),
         (draft(None), 16, "verify_all"),
         (NGramDrafter(), 16, "verify_all"),
@@ -53,7 +53,7 @@ def test_auto_schedules_where_there_is_something_to_schedule(
     assert resolve_planner(config, drafter) == expected
 
 
-def test_on_a_gpu_the_schedule_is_known_before_the_step() -> None:
+def test_a_gpu_schedules_likewise() -> None:
     config = EngineConfig().on("cuda:0")
     assert resolve_planner(config, draft("head")) == "lagged_top_k"
     assert resolve_planner(config, draft(None)) == "verify_all"

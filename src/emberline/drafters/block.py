@@ -19,6 +19,7 @@ from emberline.drafters.block_kernels import BlockKernels
 from emberline.drafters.block_weights import BlockLayer, BlockWeights
 from emberline.drafters.context_kv import ContextKV
 from emberline.drafters.tables import EmbedFn
+from emberline.layout import in_granules
 from emberline.models.weights import Weights
 from emberline.ops.gated import gated
 from emberline.ops.kernels import Kernels
@@ -33,8 +34,8 @@ class BlockBackbone:
         config: the draft's geometry.
         weights: tensors under their DeepSpec names; those of the backbone are taken.
         embed: input embeddings, [...] int64 -> [..., D].
-        min_rows: rows below which a linear's sums may depend on the row count (`Target.min_rows`);
-            a block is padded to that many slots, so that its result ignores its neighbours.
+        row_granule: of rows (`Target.row_granule`). A block is padded to whole granules of slots,
+            so that its result ignores its neighbours.
         max_model_len: of the target, in tokens.
         kernels: the ops of a form that never waits for the host; None for the CPU's own.
     """
@@ -49,7 +50,7 @@ class BlockBackbone:
         device: str,
         num_pages: int,
         page_size: int,
-        min_rows: int = 1,
+        row_granule: int = 1,
         max_model_len: int,
         kernels: Kernels | None = None,
     ) -> None:
@@ -57,9 +58,8 @@ class BlockBackbone:
         self.dtype = dtype
         self.kernels = kernels
         self._embed = embed
-        self._min_rows = min_rows
-        self._width = max(config.block_size, min_rows)
-
+        self._row_granule = row_granule
+        self._width = in_granules(config.block_size, row_granule)
         self._weights = BlockWeights.take(config, weights, dtype, device)
         self.kv_pool = KVPool.allocate(config.kv_spec, num_pages, page_size, dtype, device)
         self._rope = config.rope.to(device)
@@ -86,8 +86,7 @@ class BlockBackbone:
         if count == 0:
             return
         taps = committed.taps.to(self.dtype)
-        if count < self._min_rows:
-            taps = F.pad(taps, (0, 0, 0, self._min_rows - count))
+        taps = F.pad(taps, (0, 0, 0, in_granules(count, self._row_granule) - count))
         entries = rms_norm(context.fc(taps), context.norm, config.rms_norm_eps)
         flat = context.kv(entries)[:count]
         kv = flat.view(count, config.num_layers, 2, config.num_kv_heads, config.head_dim)

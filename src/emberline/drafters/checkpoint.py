@@ -150,7 +150,7 @@ def make_drafter(
             device=device,
             num_pages=num_pages,
             page_size=page_size,
-            min_rows=target.min_rows,
+            row_granule=target.row_granule,
             max_model_len=target.max_model_len,
             kernels=kernels,
         )

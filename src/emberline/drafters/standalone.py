@@ -159,7 +159,7 @@ class StandaloneDrafter:
             num_scored=int(windows.sum()),
             kind="compact",
             width=1,
-            min_rows=self._model.min_rows,
+            row_granule=self._model.row_granule,
         )
         batch = ForwardBatch(
             layout=layout,

@@ -28,7 +28,7 @@ from emberline.ops.kernels import kernels_for
 from emberline.sampling.keys import KeyedDraws
 from emberline.verify.calibration import Calibration, draft_calibration
 from emberline.verify.cost_files import load_costs
-from emberline.verify.outlook import Padding
+from emberline.verify.outlook import Padding, in_granules_of
 from emberline.verify.planner import (
     CausalGreedy,
     DevicePlanner,
@@ -44,7 +44,7 @@ CAPTURE_SECONDS = 2.5
 PLAN_EVERY = 16
 """Steps for which a plan is kept where steps run behind the host."""
 LEAST_GAIN = 0.03
-"""Of tokens a second, for which such a plan leaves drafts out: costs are as good as that."""
+"""Of tokens a second, for which a plan leaves drafts out: costs are as good as that."""
 
 
 def build_engine(
@@ -128,10 +128,12 @@ def build_engine(
     costs = planner_costs(planner, config.speculation, engine, find_costs)
     ahead: DevicePlanner | None = None
     if runs_ahead:
-        of_sizes = make_planner(planner, config.speculation, costs, runner.padding)
+        of_sizes = make_planner(planner, config.speculation, costs, runner.padding, PLAN_EVERY)
         assert isinstance(of_sizes, DevicePlanner)
         ahead = of_sizes
-    engine.use_planner(make_planner(planner, config.speculation, costs), planner, ahead)
+    by_rows = in_granules_of(target.row_granule)
+    plain = make_planner(planner, config.speculation, costs, by_rows)
+    engine.use_planner(plain, planner, ahead)
     engine.info |= planning(planner, config.speculation)
     if runs_ahead:
         # What was measured has been captured for that.
@@ -257,8 +259,7 @@ def resolve_planner(config: EngineConfig, drafter: Drafter | None) -> PlannerNam
     """The planner's name.
 
     "auto" schedules by cost where there are confidences to go by and requests to share a step. One
-    alone has its few drafts verified nearly for free: not worth measuring a machine for. On a GPU
-    the schedule is one that is known before the step runs.
+    alone has its few drafts verified nearly for free: not worth measuring a machine for.
     """
     if config.speculation.planner != "auto":
         return config.speculation.planner
@@ -266,7 +267,7 @@ def resolve_planner(config: EngineConfig, drafter: Drafter | None) -> PlannerNam
     shared = config.scheduler.max_num_reqs > 1
     if not (has_confidence and shared):
         return "verify_all"
-    return "causal_greedy" if config.device == "cpu" else "lagged_top_k"
+    return "lagged_top_k"
 
 
 def planner_costs(
@@ -302,10 +303,16 @@ def make_planner(
     settings: SpeculationConfig,
     costs: StepCosts | None,
     padding: Padding | None = None,
+    every: int = 1,
 ) -> Planner:
-    """A planner of that name, with `planner_costs` of it; `padding`: sizes that steps run at.
+    """A planner of that name.
 
-    Steps that are padded run behind the host, and are too short for a look at each of them.
+    Args:
+        name: not "auto".
+        settings: what else it goes by.
+        costs: `planner_costs` of it.
+        padding: sizes that steps run at.
+        every: steps for which a plan is kept, where they are too short for a look at each.
     """
     if name == "threshold":
         return Threshold(settings.threshold)
@@ -313,9 +320,7 @@ def make_planner(
         return VerifyAll()
     if name == "causal_greedy":
         return CausalGreedy(costs)
-    if padding is None:
-        return LaggedTopK(costs)
-    return LaggedTopK(costs, padding, every=PLAN_EVERY, margin=LEAST_GAIN)
+    return LaggedTopK(costs, padding, every, LEAST_GAIN)
 
 
 def planning(name: PlannerName, settings: SpeculationConfig) -> dict[str, object]:

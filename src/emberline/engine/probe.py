@@ -257,7 +257,7 @@ def _forward(target: Target, tokens: list[int], start: int, pages: Pages) -> tup
         num_scored=1,
         kind="compact",
         width=1,
-        min_rows=target.min_rows,
+        row_granule=target.row_granule,
     )
     output = target.forward(
         ForwardBatch(

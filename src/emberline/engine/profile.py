@@ -32,6 +32,7 @@ from emberline.engine.request_state import RequestState
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.step import StepParts, run_step
 from emberline.engine.step_inputs import build_inputs
+from emberline.layout import in_granules
 from emberline.types import Request, SamplingParams
 from emberline.verify.step_cost import StepCosts
 
@@ -51,6 +52,10 @@ DRAFTS_WITHOUT_DRAFTER = 7
 BUDGET_SECONDS = 5.0
 """Time to spread over the points. Those that take longer than their share still get their turns."""
 LEAST_TURNS, MOST_TURNS = 2, 16
+CLOSE = 1.05
+"""Ratio of two times that agree."""
+PATIENCE = 2
+"""Shares of time that a point gets at most, until the two least of its turns agree."""
 LONG_SECONDS = 1.0
 """Steps that take longer get one turn: warming up and being disturbed are a small part of them."""
 
@@ -98,6 +103,12 @@ class _Times:
     total: float = 0.0  # of whole steps
     target: float = math.inf  # least of all but drafting
     draft: float = math.inf  # least of drafting; infinite where nobody drafts
+    least: tuple[float, float] = (math.inf, math.inf)  # whole steps
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the least was not luck: another turn came close."""
+        return self.least[1] <= CLOSE * self.least[0]
 
 
 def plan_grid(
@@ -147,9 +158,9 @@ def profile_steps(
 
     Points take turns, so that a slow moment of the machine falls on all alike, and each is given
     the least of its turns: whatever else runs only ever adds to a time, so the least is nearest to
-    the step's own. (A median would need more than half of the turns undisturbed.) The first turn
-    also warms up. What a machine that is busy throughout adds stays in, above all with several
-    threads, which wait for each other.
+    the step's own. (A median would need more than half of the turns undisturbed.) Points of which
+    the two least turns differ go on for a while. The first turn also warms up. What a machine that
+    is busy throughout adds stays in, above all with several threads, which wait for each other.
 
     Pages are taken from the pool and given back; nothing else of the engine changes.
 
@@ -178,30 +189,20 @@ def profile_steps(
     finally:
         for held in reversed(pages):
             pool.release(held)
-    least = parts.target.min_rows
-    target = [(p.num_reqs, p.num_tokens, _target_seconds(p, times, least)) for p in points]
+    # Steps of as many granules run the same rows: what tells their times apart is noise, which a
+    # planner would take for the price of the drafts.
+    target: dict[tuple[int, int], float] = {}
+    for point, found in times.items():
+        size = point.num_reqs, in_granules(point.num_tokens, parts.target.row_granule)
+        target[size] = min(target.get(size, math.inf), found.target)
     draft = [(p.num_reqs, p.depth, times[p].draft) for p in points if times[p].draft < math.inf]
-    return StepCosts(tuple(target), tuple(draft))
-
-
-def _target_seconds(point: _Point, times: dict[_Point, _Times], min_rows: int) -> float:
-    """What a step of this size takes besides drafting.
-
-    Steps of up to `min_rows` tokens run the same rows: what tells their times apart is noise, which
-    a planner would take for the price of the drafts.
-    """
-    if point.num_tokens > min_rows:
-        return times[point].target
-    return min(
-        found.target
-        for other, found in times.items()
-        if other.num_reqs == point.num_reqs and other.num_tokens <= min_rows
-    )
+    return StepCosts(tuple((*size, seconds) for size, seconds in target.items()), tuple(draft))
 
 
 def _share_done(times: _Times, budget: float) -> float:
     """How much of its turns a point has had: 1 when it needs no more."""
     turns = 1 if times.total >= LONG_SECONDS else LEAST_TURNS
+    budget *= 1 if times.is_sure else PATIENCE
     spent = times.total / budget if times.total < budget else 1.0
     return max(min(times.num_turns / turns, spent, 1.0), times.num_turns // MOST_TURNS)
 
@@ -254,6 +255,8 @@ class _Bench:
         whole = _now(self._device) - began
         times.num_turns += 1
         times.total += whole
+        first, second, _ = sorted((*times.least, whole))
+        times.least = first, second
         times.target = min(times.target, whole - self._drafter.seconds)
         if self._drafter.seconds:
             times.draft = min(times.draft, self._drafter.seconds)

@@ -143,7 +143,7 @@ def lay_out(
         num_scored=inputs.num_scored_known + num_draft_tokens,
         kind=parts.layout,
         width=1 + most_drafts,
-        min_rows=parts.target.min_rows,
+        row_granule=parts.target.row_granule,
         max_query_len=inputs.max_known_len + max(shape.draft_limits),
     )
 

@@ -23,11 +23,9 @@ from emberline.models.decoder_weights import DecoderLayer, DecoderWeights
 from emberline.models.weights import ModelError, Weights
 from emberline.ops.attention import QueryGroup, attend, plan_attention
 from emberline.ops.kernels import Kernels
+from emberline.ops.linear import ROW_GRANULE
 from emberline.ops.norm import rms_norm
 from emberline.ops.rotary import rotate
-
-MIN_ROWS = 8
-"""From this many rows on, a row's result does not depend on the count (lab notes, CPU forward)."""
 
 
 class Decoder:
@@ -135,9 +133,9 @@ class Decoder:
         return (self.kv_pool,)
 
     @property
-    def min_rows(self) -> int:
-        """Least rows a step should run for its results to be independent of the row count."""
-        return MIN_ROWS if self._fast is None else 1
+    def row_granule(self) -> int:
+        """Rows of a step come in multiples of this: what a token gets then depends on no count."""
+        return ROW_GRANULE if self._fast is None else 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -159,12 +157,7 @@ class Decoder:
         """
         if self._fast is not None:
             return self._fast.kernels.linear(hidden, self._weights.head)
-        count = hidden.shape[0]
-        if count < MIN_ROWS:
-            padded = hidden.new_zeros(MIN_ROWS, hidden.shape[1])
-            padded[:count] = hidden
-            hidden = padded
-        logits = self._weights.head(hidden)[:count]
+        logits = self._weights.head(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
 
     @torch.no_grad()

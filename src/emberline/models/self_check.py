@@ -118,7 +118,7 @@ class Scratch:
             num_scored=int(windows.sum()),
             kind=kind,
             width=8,
-            min_rows=self._target.min_rows,
+            row_granule=self._target.row_granule,
         )
         table = self._pages[:-1].repeat(len(spans), 1)
         table[1:] = self._pages[-1]

@@ -19,14 +19,12 @@ from torch import Tensor, nn
 
 from emberline.batch import ForwardBatch, KVSpec, TargetOutput
 from emberline.cache.kv_pool import KVPool
-from emberline.layout import Rows, Scored, Tokens
+from emberline.layout import Rows, Scored, Tokens, in_granules
 from emberline.models.stock_attention import STEP, AttentionLayer, Call
 from emberline.models.stock_parts import headed, watch
 from emberline.models.weights import ModelError
 from emberline.ops.attention import QueryGroup, attend, plan_attention
-
-MIN_ROWS = 8
-"""From this many rows on, a linear's result does not depend on the count (lab notes)."""
+from emberline.ops.linear import ROW_GRANULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +115,9 @@ class StockTarget:
         return self._kv_pools
 
     @property
-    def min_rows(self) -> int:
-        """Least rows a step should run for its results to be independent of the row count."""
-        return MIN_ROWS
+    def row_granule(self) -> int:
+        """Rows of a step come in multiples of this: what a token gets then depends on no count."""
+        return ROW_GRANULE
 
     @property
     def dtype(self) -> torch.dtype:
@@ -137,8 +135,7 @@ class StockTarget:
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of normed hidden states, as the model scales and caps them. [N, D] -> [N, V]."""
         count = hidden.shape[0]
-        if count < MIN_ROWS:
-            hidden = F.pad(hidden, (0, 0, 0, MIN_ROWS - count))
+        hidden = F.pad(hidden, (0, 0, 0, in_granules(max(count, 1), ROW_GRANULE) - count))
         return _wide(self._head(inputs_embeds=hidden[None], use_cache=False).logits[0, :count])
 
     @torch.no_grad()
@@ -149,7 +146,8 @@ class StockTarget:
             batch, self.layers, self._places, self._kv_pools, _plan(batch, self), self._fill
         )
         scored = layout.row_of_token[layout.token_of_scored]
-        wanted = F.pad(scored, (0, max(0, MIN_ROWS - len(scored))))
+        num_wanted = in_granules(max(len(scored), 1), ROW_GRANULE)
+        wanted = F.pad(scored, (0, num_wanted - len(scored)))
         if not layout.num_tokens:
             return self._nothing()
         logits = self.model(

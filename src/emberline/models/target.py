@@ -42,8 +42,11 @@ class Target(Protocol):
         ...
 
     @property
-    def min_rows(self) -> int:
-        """Least rows a step should run for its results to be independent of the row count."""
+    def row_granule(self) -> int:
+        """Rows of a step come in multiples of this: what a token gets then depends on no count.
+
+        Kernels should run what they are given, so that a step costs what its granules do.
+        """
         ...
 
     def forward(self, batch: ForwardBatch) -> TargetOutput:

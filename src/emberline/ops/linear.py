@@ -15,7 +15,13 @@ from torch import Tensor
 from emberline.ops.gated import Activation, gated
 from emberline.ops.norm import add_rms_norm
 
-_GRANULE = 8  # rows; fewer are never faster
+ROW_GRANULE = 4
+"""Rows of a map on a CPU come in multiples of this (lab notes, CPU forward).
+
+In fewer, or in counts between, plain float32 maps are summed in another order and both kinds are
+slower or not faster.
+"""
+_MOST_FINE = 64  # rows; beyond, kernels for all of these counts would take more than they give
 _PACK_ROWS = 16  # hint to the packer; measured: the layout it picks does not depend on it
 
 
@@ -41,12 +47,14 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[N, in] to [N, out]."""
-        if not self.packed:
+        if x.device.type != "cpu":
             return F.linear(x, self.weight, self.bias)
         count = x.shape[0]
         rows = _granted(count)
         if rows > count:
             x = F.pad(x, (0, 0, 0, rows - count))
+        if not self.packed:
+            return F.linear(x, self.weight, self.bias)[:count]
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return y[:count]
 
@@ -121,10 +129,12 @@ def linear_add(
 def _granted(count: int) -> int:
     """Rows to run for `count`: one of a few sizes, at most a sixteenth too many from 128 on.
 
-    oneDNN makes and keeps a kernel for every row count that it meets: half a megabyte and a
-    millisecond each, for thousands of counts that chunks beside blocks can add up to.
+    oneDNN makes and keeps a kernel for every row count that it meets: a megabyte and five
+    milliseconds each, for thousands of counts that chunks beside blocks can add up to.
     """
-    granule = _GRANULE
+    if count <= _MOST_FINE:
+        return -(-count // ROW_GRANULE) * ROW_GRANULE
+    granule = 2 * ROW_GRANULE
     while count > 32 * granule:
         granule *= 2
     return -(-count // granule) * granule

@@ -140,6 +140,15 @@ class Prices:
         return np.asarray(self._costs.target_seconds(num_reqs, tokens) + drafting[:, None])
 
 
+def in_granules_of(granule: int) -> Padding:
+    """Steps run at multiples of `granule` tokens."""
+
+    def sizes(num_reqs: int, depth: int) -> range:
+        return range(granule, num_reqs * (1 + depth) + granule, granule)
+
+    return sizes
+
+
 def _held(tokens: Ints, sizes: Sequence[int]) -> Ints:
     """The smallest size that holds each number of tokens; the number itself where none does."""
     held: Ints = np.append(sizes, 0)[np.searchsorted(sizes, tokens)]
