@@ -82,7 +82,8 @@ def run_level(arm: Arm, concurrency: int, prompts: PromptSet, args: argparse.Nam
         server=ServerSettings(base_url=arm.url),
         request=RequestSettings(max_tokens=args.tokens, temperature=args.temperature),
         load=LoadSettings(
-            levels=(ClosedLoop(concurrency),), num_requests=max(4, args.turns * concurrency)
+            levels=(ClosedLoop(concurrency),),
+            num_requests=max(args.least, args.turns * concurrency),
         ),
         prompts=prompts,
     )
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=2, help="requests of each user a round")
+    parser.add_argument("--least", type=int, default=4, help="requests of a round at least")
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--prompts", type=Path, help="folder of prompt sets; default: own prompts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import operator
 from collections import deque
@@ -276,15 +277,21 @@ class LLM:
             self.engine.validate(request, has_text=True)
         pending, mine = deque(requests), {request.request_id for request in requests}
         done: dict[str, Completion] = {}
+        max_queue = self.engine.config.scheduler.max_queue
+        # What is there now stays for as long: the collector walking through all of it, because many
+        # records have come, takes 0.15 s each time.
+        gc.freeze()
         try:
             while len(done) < len(requests):
-                room = self.engine.config.scheduler.max_queue - self.engine.snapshot().num_waiting
-                for _ in range(min(room, len(pending))):
-                    self._add(pending.popleft())
+                if pending:
+                    room = max_queue - self.engine.snapshot().num_waiting
+                    for _ in range(min(room, len(pending))):
+                        self._add(pending.popleft())
                 for request_id in self._step():
                     if request_id in mine:
                         done[request_id] = join_outputs(self._mail.pop(request_id))
         finally:
+            gc.unfreeze()
             self._drop([request_id for request_id in mine if request_id in self._mail])
         return done
 

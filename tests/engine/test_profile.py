@@ -28,7 +28,7 @@ from emberline.drafters.ngram import NGramDrafter
 from emberline.engine import profile
 from emberline.engine.build import build_engine
 from emberline.engine.engine import Engine
-from emberline.engine.profile import Grid, plan_grid, profile_steps
+from emberline.engine.profile import LEAST_TURNS, Grid, plan_grid, profile_steps
 from emberline.hub import resolve_draft, resolve_model
 from emberline.types import Request, SamplingParams
 from emberline.verify.cost_files import load_costs, load_profile
@@ -94,12 +94,12 @@ def test_every_step_has_the_size_that_it_is_filed_under(layout: LayoutKind) -> N
     assert {(r, k) for r, k, _ in costs.draft} == set(
         itertools.product((1, 2, 4, 8), (1, 2, 3, 4, 7))
     )
-    # Two turns, in the order of the grid: the target saw just these tokens, and logits of all of
+    # In the order of the grid, turn by turn: the target saw just these tokens, and logits of all of
     # them but a prompt's.
     sizes = [point.num_tokens for point in grid.points()]
-    assert target.num_tokens_run == [*sizes, *sizes]
+    assert target.num_tokens_run == sizes * LEAST_TURNS
     scored = [p.num_tokens - p.chunk + 1 for p in grid.points()]
-    assert target.num_scored_run == [*scored, *scored]
+    assert target.num_scored_run == scored * LEAST_TURNS
 
 
 @pytest.mark.parametrize(

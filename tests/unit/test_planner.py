@@ -539,6 +539,22 @@ def test_whole_blocks_are_drawn_unless_less_is_better_by_the_margin() -> None:
         assert depths == (depth,)
 
 
+@pytest.mark.parametrize(("saved", "depth"), [(0.02, 0), (0.1, 4)])
+def test_nobody_drafts_for_less_than_the_margin(saved: float, depth: int) -> None:
+    """Two drafts that both come bring three tokens for one, at three times the time or less."""
+    costs = StepCosts(
+        target=((1, 1, 1.0), (1, 3, 3.0 * (1 - saved)), (1, 5, 9.0)), draft=((1, 4, 1e-9),)
+    )
+    planner = LaggedTopK(costs, margin=0.03)
+    shape = StepShape(1, 1, (1,), (4,))
+    for _ in range(4):
+        depths = planner.depths(shape)
+        if any(depths):
+            drawn = replace(shape, draft_limits=depths)
+            planner.admit(propose([[1.0, 1.0, 0.001, 0.001]], list(depths)), drawn)
+    assert depths == (depth,)
+
+
 @pytest.mark.parametrize("kind", SCHEDULED)
 def test_steps_that_failed_are_not_waited_for(kind: type[CausalGreedy]) -> None:
     planner = kind(FLAT)

@@ -44,7 +44,7 @@ CAPTURE_SECONDS = 2.5
 PLAN_EVERY = 16
 """Steps for which a plan is kept where steps run behind the host."""
 LEAST_GAIN = 0.03
-"""Of tokens a second, for which a plan leaves drafts out: costs are as good as that."""
+"""Of tokens a second, for which a plan verifies some drafts: costs are as good as that."""
 
 
 def build_engine(

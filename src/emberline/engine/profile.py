@@ -51,8 +51,8 @@ DRAFTS_WITHOUT_DRAFTER = 7
 """Deepest block whose verification is measured where nobody drafts."""
 BUDGET_SECONDS = 5.0
 """Time to spread over the points. Those that take longer than their share still get their turns."""
-LEAST_TURNS, MOST_TURNS = 2, 16
-CLOSE = 1.05
+LEAST_TURNS, MOST_TURNS = 3, 16
+CLOSE = 1.03
 """Ratio of two times that agree."""
 PATIENCE = 2
 """Shares of time that a point gets at most, until the two least of its turns agree."""

@@ -202,8 +202,9 @@ class Outlook:
         rule: of budgets.
         every: steps for which depth and the verified share of all drafts are kept, while about as
             many requests run. 1: every step is looked at by itself.
-        margin: part of the tokens a second by which less than whole blocks, all verified, must be
-            better to be worth it. 0: any, were it the last digit of a measurement.
+        margin: part of the tokens a second by which anything between must be better than the
+            better of whole blocks, all verified, and none. 0: any, were it the last digit of a
+            measurement.
     """
 
     def __init__(
@@ -344,11 +345,15 @@ class Outlook:
         self._ranked = expected.ranked()
         every = tokens_per_second_by_depth(self._ranked, shape, self._prices)
         best = [theta[self._rule(theta)] for theta in every]
-        whole = every[-1, -1] * (1 + self._margin)
-        self._is_whole = self._margin > 0 and bool(whole >= every.max())
-        # A deeper block at no cost is welcome: what is drawn can still be left unverified.
-        deepest = int(np.flatnonzero(np.array(best) == max(best))[-1])
-        depth = self._depth = len(best) - 1 if self._is_whole else deepest
+        none, whole, near = best[0], every[-1, -1], every.max() / (1 + self._margin)
+        self._is_whole = self._margin > 0 and bool(whole >= max(none, near))
+        if self._is_whole:
+            depth = len(best) - 1
+        elif self._margin > 0 and none >= near:
+            depth = 0
+        else:  # A deeper block at no cost is welcome: what is drawn can still be left unverified.
+            depth = int(np.flatnonzero(np.array(best) == max(best))[-1])
+        self._depth = depth
         if depth or not drawn.any():
             self._num_undrafted = 0
         else:

@@ -215,8 +215,8 @@ class LaggedTopK:
     never time. The allocation is by current survival, ties to the earlier position, then to the
     earlier request. Without confidences every draft is verified. Where steps are padded to sizes,
     the budgets that win fill one. With `every` it looks at every so many steps only, and keeps
-    depth and share for those between. With a `margin` less than everything is drawn and verified
-    only where that is expected to bring so much more: costs are known to a few percent.
+    depth and share for those between. With a `margin` it is everything or nothing, unless something
+    between is expected to bring so much more: costs are known to a few percent.
 
     Does not look at the token it admits: the budget and the depth were settled before anything was
     drawn. Given them, k of a block is in if fewer than m drafts rank before it. Of its own block
