@@ -289,12 +289,19 @@ def test_blocks_are_drawn_as_deep_as_pays() -> None:
     assert depths == (2,)
 
 
-def test_a_prompt_beside_makes_drafts_cheap() -> None:
-    """Drafts compare with the whole step: beside a long chunk a few more tokens are nothing."""
-    costs = StepCosts(target=((2, 1, 1.0), (2, 9, 9.0), (2, 600, 600.0)), draft=())
-    alone = step(CausalGreedy(costs), {1: [0.5, 0.5], 2: [0.5]})
-    beside = step(CausalGreedy(costs), {1: [0.5, 0.5], 2: [0.5]}, num_known=500)
-    assert (alone, beside) == ([0, 0], [2, 1])
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_a_prompt_beside_does_not_make_drafts_cheap(kind: type[CausalGreedy]) -> None:
+    """The chunk takes what it takes: what counts is what drafts add, and the step without it."""
+    dear = StepCosts(target=((2, 1, 1.0), (2, 9, 9.0), (2, 600, 600.0)), draft=())
+    cheap_beside = StepCosts(target=((2, 1, 1.0), (2, 9, 9.0), (2, 600, 9.0)), draft=())
+    for costs, expected in ((dear, [0, 0]), (cheap_beside, [2, 1])):
+        alone, beside = kind(costs), kind(costs)
+        for _ in range(4):
+            lens = [
+                step(alone, {1: [0.5, 0.5], 2: [0.5]}),
+                step(beside, {1: [0.5, 0.5], 2: [0.5]}, num_known=500),
+            ]
+        assert lens == [[0, 0], expected]
 
 
 @pytest.mark.parametrize("kind", SCHEDULED)

@@ -11,7 +11,7 @@ import pytest
 from emberline.engine.outcome import Outcome
 from emberline.engine.request_state import RequestState, append_run
 from emberline.engine.scheduler import ScheduledRequest
-from emberline.engine.standing import MOST_STEPS, READER_SECONDS, StandingBatch
+from emberline.engine.standing import MOST_STEPS, READER_SECONDS, SECONDS_A_READER, StandingBatch
 from emberline.types import Request, SamplingParams, StepCounts
 
 from support.engines import Letters
@@ -146,6 +146,23 @@ def test_readers_hear_of_it_in_time() -> None:
             written.append(batch.is_written)
         assert batch.readers == (states if stream else [])
         assert written == [False, False, stream, False, stream]
+
+
+def test_many_readers_wait_longer() -> None:
+    """As many messages a second as somebody can pass on, however many there are."""
+    generator, count = np.random.default_rng(1), 128
+    states = make_plan(count)
+    for state in states:
+        state.request = replace(state.request, stream=True)
+    plan, wait = entries(states), count * SECONDS_A_READER
+    assert wait > 2 * READER_SECONDS
+    batch = StandingBatch(plan, PAGE, 0, Counter(), 0.0)
+    written = []
+    for now in (0.5, 0.9, 1.1, 1.3, 2.2):
+        batch.launch()
+        assert batch.absorb(any_outcome(generator, plan), now * wait)
+        written.append(batch.is_written)
+    assert written == [False, False, True, False, True]
 
 
 def test_steps_to_go_never_leave_the_pages() -> None:

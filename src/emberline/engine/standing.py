@@ -24,6 +24,8 @@ MOST_STEPS = 8
 """Steps that are laid aside: writing them at once must not take as long as a step."""
 READER_SECONDS = 0.005
 """How long readers' tokens may lie aside: telling them costs more than a short step."""
+SECONDS_A_READER = 1e-4
+"""The same for each reader, where there are many: so often a second can somebody be told."""
 NEVER = 1 << 62
 
 
@@ -57,7 +59,8 @@ class StandingBatch:
         self._room = np.where(room >= self._limits, NEVER, room)
         self._stops = _table({i for state in states for i in state.all_stop_ids})
         self.readers = [state for state in states if state.request.stream]
-        self._write_by = now + READER_SECONDS if self.readers else math.inf
+        self._wait = max(READER_SECONDS, SECONDS_A_READER * len(self.readers))
+        self._write_by = now + self._wait if self.readers else math.inf
         self._num_unread = num_unread
         self._counts = steps
         self._num_launched = 0  # since what was written last
@@ -97,7 +100,7 @@ class StandingBatch:
         if len(self._landed) == MOST_STEPS or now >= self._write_by:
             self.write()
             if self.readers:
-                self._write_by = now + READER_SECONDS
+                self._write_by = now + self._wait
         return True
 
     def write(self) -> None:

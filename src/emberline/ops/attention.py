@@ -20,6 +20,8 @@ from torch import Tensor
 ROW_GRANULE = 8
 SHORT_QUERY = 16  # up to here queries of several requests run together
 MAX_QUERY = 128  # longer ones are cut: bounds the mask, and early queries skip late keys
+MOST_WASTE = 16
+"""Query rows that padding may add before a group of its own is cheaper (lab notes, CPU forward)."""
 KV_BLOCK = 512
 """Keys that the CPU's fused attention takes at a time; windows start at a multiple of it."""
 
@@ -85,16 +87,39 @@ def plan_attention(
         sliding_window: tokens a query sees, itself included; None for all.
         dtype: of the computation and of the mask.
     """
-    together: dict[object, list[_Piece]] = {}
+    groups: list[list[_Piece]] = []
+    together: dict[int, list[_Piece]] = {}
     for piece in _pieces(query_lens, seq_lens):
-        # Windows within a factor of two of each other share a gather; a long query runs alone.
-        size = (window_of(piece.end) // 128).bit_length()
-        key = piece.token if piece.count > SHORT_QUERY else (size,)
-        together.setdefault(key, []).append(piece)
+        if piece.count > SHORT_QUERY:
+            groups.append([piece])
+        else:  # Windows within a factor of two of each other share a gather.
+            size = (window_of(piece.end) // 128).bit_length()
+            together.setdefault(size, []).append(piece)
+    for pieces in together.values():
+        groups += _by_length(pieces, share)
     return [
-        _group(pieces, page_table, page_size, share, sliding_window, dtype)
-        for pieces in together.values()
+        _group(pieces, page_table, page_size, share, sliding_window, dtype) for pieces in groups
     ]
+
+
+def _by_length(pieces: list[_Piece], share: int) -> Iterable[list[_Piece]]:
+    """Cut into groups where padding the shorter ones to the longest would cost too much."""
+    rows = {p.count: _round_up(p.count * share, ROW_GRANULE) for p in pieces}
+    longest = 0  # rows of the group being filled
+    group: list[_Piece] = []
+    waste = 0  # rows that padding adds to it
+    for count in sorted(rows):
+        more = (rows[count] - longest) * len(group)
+        if group and waste + more > MOST_WASTE:
+            yield sorted(group, key=_first_token)
+            group, waste, more = [], 0, 0
+        longest, waste = rows[count], waste + more
+        group += [piece for piece in pieces if piece.count == count]
+    yield sorted(group, key=_first_token)
+
+
+def _first_token(piece: _Piece) -> int:
+    return piece.token
 
 
 def _pieces(query_lens: Sequence[int], seq_lens: Sequence[int]) -> Iterable[_Piece]:

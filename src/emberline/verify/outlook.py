@@ -104,6 +104,9 @@ class Confidences:
 class Prices:
     """Seconds of steps by the depth of their blocks and the drafts that they verify.
 
+    Chunks of prompts are left out: they take what they take, whatever is drafted beside them. If
+    they counted, drafts would look cheap that make a long step longer than they are worth.
+
     Where steps are padded, one costs what the smallest size does that holds it: costs are stairs,
     and the best budgets fill a size. Over the largest size a step runs as it is.
     """
@@ -122,7 +125,7 @@ class Prices:
         """
         drawn = _drawn(shape)
         num_reqs, most = len(shape.serials), int(drawn.max(initial=0))
-        key = num_reqs, shape.num_known, len(drawn), most, num_drafts
+        key = num_reqs, shape.num_known, shape.num_emitting, len(drawn), most, num_drafts
         if key not in self._kept:
             if len(self._kept) == KEPT_PRICES:
                 del self._kept[next(iter(self._kept))]
@@ -130,14 +133,24 @@ class Prices:
         return self._kept[key]
 
     def _seconds(
-        self, num_reqs: int, num_known: int, num_drawn: int, most: int, num_drafts: int
+        self,
+        num_reqs: int,
+        num_known: int,
+        num_emitting: int,
+        num_drawn: int,
+        most: int,
+        num_drafts: int,
     ) -> Floats:
         tokens = num_known + np.arange(num_drafts + 1)
         if self._padding is not None:
             sizes = [self._padding(num_reqs, depth) for depth in range(most + 1)]
             tokens = np.stack([_held(tokens, row) for row in sizes])
         drafting = self._costs.draft_curve(num_drawn, np.arange(most + 1))
-        return np.asarray(self._costs.target_seconds(num_reqs, tokens) + drafting[:, None])
+        seconds = np.atleast_2d(self._costs.target_seconds(num_reqs, tokens)) + drafting[:, None]
+        if num_known > num_emitting:
+            alone = self._costs.target_seconds(num_emitting, np.array([num_emitting]))
+            seconds += alone - seconds[:1, :1]
+        return seconds
 
 
 def in_granules_of(granule: int) -> Padding:
