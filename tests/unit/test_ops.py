@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from emberline.ops.attention import attend, plan_attention, window_of
+from emberline.ops.attention import MOST_WASTE, QueryGroup, attend, plan_attention, window_of
 from emberline.ops.linear import Linear, _granted
 from emberline.ops.norm import rms_norm
 from emberline.ops.rotary import apply_rotary, rotate, sign_sin
@@ -94,6 +94,50 @@ def test_attention_against_a_dense_reference(sliding_window, share) -> None:
             want = torch.einsum("hk,khd->hd", scores.softmax(-1), v[low : position + 1])
             torch.testing.assert_close(got[token], want, rtol=1e-5, atol=1e-5)
             token += 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_queries_of_unlike_lengths_are_padded_little_and_come_out_as_alone(seed: int) -> None:
+    """Bit for bit, whoever they are grouped with."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def any_of(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=generator))
+
+    share, kv_heads, dim, page_size = 3, 2, 8, 16
+    query_lens = [any_of(1, 17 if any_of(0, 3) else 2) for _ in range(any_of(2, 20))]
+    seq_lens = [count + any_of(0, 380) for count in query_lens]
+    num_pages = 26
+    table = torch.arange(1, len(query_lens) * num_pages + 1).view(-1, num_pages)
+    keys, values = torch.randn(
+        2, (table.numel() + 1) * page_size, kv_heads, dim, generator=generator
+    )
+    q = torch.randn(sum(query_lens), kv_heads * share, dim, generator=generator)
+
+    def plan(lens: list[int], ends: list[int], pages: torch.Tensor) -> list[QueryGroup]:
+        return plan_attention(
+            lens, ends, pages, page_size, share=share, sliding_window=None, dtype=torch.float32
+        )
+
+    groups = plan(query_lens, seq_lens, table)
+    tokens = torch.arange(len(q))
+    assert sorted(int(i) for group in groups for i in tokens[group.tokens]) == tokens.tolist()
+    for group in groups:
+        live = sum(-(-query_lens[r] * share // 8) * 8 for r in _reqs(group, query_lens))
+        assert group.num_reqs * group.mask.shape[2] - live <= MOST_WASTE
+    together = attend(q, keys, values, groups, 0.3)
+    token = 0
+    for req, (count, end) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        own = q[token : token + count]
+        alone = attend(own, keys, values, plan([count], [end], table[req : req + 1]), 0.3)
+        assert torch.equal(together[token : token + count], alone)
+        token += count
+
+
+def _reqs(group: QueryGroup, query_lens: list[int]) -> list[int]:
+    """Requests in a group of whole ones."""
+    owners = torch.repeat_interleave(torch.arange(len(query_lens)), torch.tensor(query_lens))
+    return sorted(set(owners[group.tokens].tolist()))
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 255, 257, 520, 1000])
