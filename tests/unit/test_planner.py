@@ -247,6 +247,25 @@ def test_deeper_positions_than_were_drawn_are_expected_as_the_mean() -> None:
     assert seen.expected(shape).values[0].tolist() == pytest.approx([0.9, 0.5, 0.25])
 
 
+def test_what_comes_after_steps_without_drafts_counts_for_more() -> None:
+    """A probe stands for the steps before it: else it would take thousands to unlearn."""
+    means = []
+    for num_missed in (0, 3, 100):
+        seen = Outlook(Prices(FLAT), highest)
+        drawn, nobody = StepShape(1, 1, (1,), (1,)), StepShape(1, 1, (1,), (0,))
+        for _ in range(100):
+            pass_step(seen, drawn, [[0.9]])
+        for _ in range(num_missed):
+            seen.depths(nobody)
+        pass_step(seen, drawn, [[0.1]])
+        for serial in (2, 3, 4):  # of others: they are expected to do as the mean
+            shape = StepShape(1, 1, (serial,), (1,))
+            pass_step(seen, shape, [[0.9]])
+        means.append(float(seen.expected(StepShape(1, 1, (9,), (1,))).values[0, 0]))
+    assert means == sorted(means, reverse=True)
+    assert means[0] - means[2] > 0.05
+
+
 def test_what_a_prediction_drafts_teaches_nothing() -> None:
     seen = Outlook(Prices(FLAT), highest)
     shape = StepShape(2, 2, (1, 2), (2, 2), predicted=(0.75, 0.0))

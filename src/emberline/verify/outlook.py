@@ -41,7 +41,9 @@ LAG = 2
 """How many steps old the confidences are that an expectation rests on."""
 LEAST_WEIGHT = 0.02
 """Share of the newest step in the mean by position; larger while there are few."""
-PROBE_EVERY = 64
+MOST_MISSED = 8
+"""Steps without confidences that the next ones may stand for, in that mean."""
+PROBE_EVERY = 128
 """Steps without drafting after which one request drafts, so that the mean stays true."""
 MOST_POINTS = 256
 """Budgets at which depths are compared: every one, or with more drafts every second, third .."""
@@ -237,6 +239,7 @@ class Outlook:
         self._known = _NOTHING  # of the step `LAG` before the one being planned
         self._mean = np.ones(0)  # by position
         self._num_seen = np.zeros(0, dtype=np.int64)  # steps in the mean, by position
+        self._num_missed = 0  # steps without drafts since then
         self._ranked: Ranked | None = None  # drafts that the step being planned could draw
         self._num_undrafted = 0  # steps in a row
         self._num_probes = 0
@@ -327,6 +330,7 @@ class Outlook:
             if learnt is None:
                 raise RuntimeError(f"the confidences of {LAG} steps ago have not come")
             self._known = learnt
+            self._num_missed += learnt is _NOTHING
         self._steps.append(_Step(serials))
 
     def _is_due(self, shape: StepShape) -> bool:
@@ -389,6 +393,8 @@ class Outlook:
         width = int(learnt.lens.max(initial=0))
         if not width:
             return
+        least_rate = 1 - (1 - LEAST_WEIGHT) ** min(1 + self._num_missed, MOST_MISSED)
+        self._num_missed = 0
         more = max(0, width - len(self._mean))
         if more:
             self._mean = np.append(self._mean, np.ones(more))
@@ -401,7 +407,7 @@ class Outlook:
         seen = np.flatnonzero(weight > 0)
         mean = (reaching * values).sum(axis=0)[seen] / weight[seen]
         self._num_seen[seen] += 1
-        rate = np.maximum(1 / self._num_seen[seen], LEAST_WEIGHT)
+        rate = np.maximum(1 / self._num_seen[seen], least_rate)
         self._mean[seen] += rate * (mean - self._mean[seen])
 
 
