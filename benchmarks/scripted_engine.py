@@ -56,7 +56,8 @@ class ScriptedEngine:
         break_at: number of the step that raises.
     """
 
-    vocab_size, max_model_len, max_draft_tokens = 256, 10**6, 7
+    vocab_size, max_draft_tokens = 256, 7
+    max_model_len = max_request_tokens = 10**6
 
     def __init__(
         self,

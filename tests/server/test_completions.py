@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types import Completion
 
-from support.serving import NAME, Server, say
+from support.serving import NAME, Server, say, saying_server
 
 
 def arrays(choice: dict[str, Any]) -> tuple[list[Any], ...]:
@@ -270,6 +270,19 @@ def test_best_of_and_default_limit(server: Server) -> None:
     # The default fits what the context has left.
     answer = server.complete(server.ids("a") * 250, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 6
+
+
+def test_default_limits_fit_the_kv_cache() -> None:
+    """It holds less than the context here, and the client named no limit that could be too high."""
+    with saying_server(num_pages=40) as server:
+        room = server.engine.max_request_tokens
+        assert room < server.engine.max_model_len
+        prompt = server.ids("a") * (room - 5)
+        answer = server.complete(prompt, ignore_eos=True)
+        assert answer["usage"]["completion_tokens"] == 5
+        options = {"ignore_eos": True}
+        reply = server.post("/generate", {"input_ids": prompt, "sampling_params": options})
+        assert reply.json()["meta_info"]["completion_tokens"] == 5
 
 
 def test_answers_that_end_at_the_context_limit(server: Server) -> None:

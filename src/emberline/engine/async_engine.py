@@ -34,6 +34,7 @@ class AsyncEngine(RunningEngine):
         self.token_text = token_text
         self.vocab_size = engine.vocab_size
         self.max_model_len = engine.max_model_len
+        self.max_request_tokens = engine.max_request_tokens
         self.max_draft_tokens = engine.max_draft_tokens
         self.max_queue = engine.config.scheduler.max_queue
         self.info = dict(engine.info)

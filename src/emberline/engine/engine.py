@@ -80,6 +80,7 @@ class Engine:
         self.max_draft_tokens = parts.drafter.max_draft_tokens if parts.drafter else 0
         cache = make_cache(parts, pool, config.cache.prefix_cache)
         self._cache_len = cache.longest(config.scheduler.prefill_chunk)
+        self.max_request_tokens = min(self.max_model_len, self._cache_len)  # prompt and answer
         self._scheduler = Scheduler(config.scheduler, cache, self.max_draft_tokens)
         self._states: dict[str, RequestState] = {}
         self._tally = Tally()

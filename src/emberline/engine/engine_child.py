@@ -103,6 +103,7 @@ class _Child:
             messages.Ready(
                 vocab_size=engine.vocab_size,
                 max_model_len=engine.max_model_len,
+                max_request_tokens=engine.max_request_tokens,
                 max_draft_tokens=engine.max_draft_tokens,
                 max_queue=engine.config.scheduler.max_queue,
                 info=dict(engine.info),

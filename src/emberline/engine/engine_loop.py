@@ -45,6 +45,7 @@ class SteppingEngine(Protocol):
 
     vocab_size: int
     max_model_len: int
+    max_request_tokens: int
     max_draft_tokens: int
     config: EngineConfig
     info: dict[str, object]

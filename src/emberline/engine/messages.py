@@ -87,6 +87,7 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
 
     vocab_size: int
     max_model_len: int
+    max_request_tokens: int
     max_draft_tokens: int
     max_queue: int
     info: dict[str, Any]

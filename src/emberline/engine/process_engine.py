@@ -146,6 +146,7 @@ class ProcessEngine(RunningEngine):
         self.token_text = token_text
         self.vocab_size = about.vocab_size
         self.max_model_len = about.max_model_len
+        self.max_request_tokens = about.max_request_tokens
         self.max_draft_tokens = about.max_draft_tokens
         self.max_queue = about.max_queue
         self.info = about.info

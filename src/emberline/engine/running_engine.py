@@ -43,6 +43,7 @@ class RunningEngine(ABC):
     token_text: TokenText
     vocab_size: int
     max_model_len: int
+    max_request_tokens: int  # prompt and answer: of the context, or what the KV cache holds
     max_draft_tokens: int
     max_queue: int
     info: dict[str, object]

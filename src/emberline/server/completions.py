@@ -35,7 +35,7 @@ async def create_completion(service: Service, http: HttpRequest) -> Response:
     requests: list[Request] = []
     formats: list[ChoiceFormat] = []
     for prompt in prompts:
-        own = _with_limit(params, service.encoder.max_model_len - len(prompt.token_ids))
+        own = _with_limit(params, service.engine.max_request_tokens - len(prompt.token_ids))
         form = RecordFormat(
             service.engine.token_text,
             own,

@@ -60,7 +60,7 @@ async def _prepare(service: Service, body: GenerateBody) -> NativeCall:
     native: list[NativeRequest] = []
     for one, prompt in zip(asked, prompts, strict=True):
         grammar = grammars[id(one.sampling)]
-        params = one.params(len(prompt.token_ids), service.encoder.max_model_len, grammar)
+        params = one.params(len(prompt.token_ids), service.engine.max_request_tokens, grammar)
         if one.sampling.bad_words:
             words = await service.encoder.bad_words(one.sampling.bad_words)
             params = replace(params, bad_words=words)

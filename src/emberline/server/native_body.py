@@ -110,9 +110,7 @@ class Asked:
     num_top: int
     chosen: tuple[int, ...] | None  # ids scored at every position
 
-    def params(
-        self, num_prompt: int, max_model_len: int, grammar: Grammar | None
-    ) -> SamplingParams:
+    def params(self, num_prompt: int, max_tokens: int, grammar: Grammar | None) -> SamplingParams:
         """The engine's options for a prompt of `num_prompt` tokens.
 
         The first reported position of a prompt has no value, so that scores begin one later.
@@ -131,7 +129,7 @@ class Asked:
             more |= {"prompt_logprobs": self.num_top, "prompt_logprobs_start": self.start + 1}
         elif self.sampling.max_new_tokens == 0:  # nothing to draw: the engine wants to score then
             more |= {"prompt_logprobs": 0, "prompt_logprobs_start": num_prompt - 1}
-        return self.sampling.params(max_model_len - num_prompt, grammar, **more)
+        return self.sampling.params(max_tokens - num_prompt, grammar, **more)
 
 
 class GenerateBody(Body):
