@@ -202,8 +202,8 @@ class LLM:
         Raises:
             InvalidRequest: there is no message, or more than one choice is asked for.
         """
-        ids = self.chat_ids(messages)
-        return self.generate([ids], one_choice(params))[0][0]
+        option = one_choice(params)
+        return self.generate([self.chat_ids(messages)], option)[0][0]
 
     def score(self, texts: Sequence[Prompt], top: int = 0, start: int = 0) -> list[Scores]:
         """Raw log-probabilities of every token of `texts`, nothing generated.
@@ -267,6 +267,8 @@ class LLM:
     ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * len(prompts)
+        if isinstance(params, Mapping) or not all(isinstance(p, SamplingParams) for p in params):
+            raise InvalidRequest("params must be SamplingParams, one or a list of them", "params")
         if len(params) != len(prompts):
             raise InvalidRequest(f"{len(params)} params for {len(prompts)} prompts", "params")
         return list(params)
@@ -354,6 +356,8 @@ def one_choice(params: SamplingParams | None) -> SamplingParams:
         InvalidRequest: they ask for several.
     """
     params = params or SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest("params must be SamplingParams", "params")
     if params.n != 1:
         raise InvalidRequest(f"n is {params.n}, but this gives one answer: use generate", "n")
     return params
@@ -395,6 +399,10 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) ->
         raise InvalidRequest("messages is empty: give at least one", "messages")
     if isinstance(messages, str) or not all(isinstance(one, Mapping) for one in messages):
         raise InvalidRequest("messages must be a list of {role, content}", "messages")
+    for index, one in enumerate(messages):
+        for key in {"role", "content"} - one.keys():  # templates say so in words of their own
+            if key == "role" or "tool_calls" not in one:
+                raise InvalidRequest(f"messages[{index}] has no {key}", "messages")
     ids = tokenizer.apply_chat_template(
         list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
     )

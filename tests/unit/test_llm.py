@@ -103,6 +103,20 @@ def test_what_are_no_token_ids_are_refused_and_harm_nobody(prompt):
     assert list(llm.generate([right], GREEDY)[0][0].token_ids) == target.greedy([3, 5, 9], 30)
 
 
+@pytest.mark.parametrize(("message", "key"), [({"role": "user"}, "content"), ({}, "")])
+def test_a_message_has_a_role_and_content(llm, message, key):
+    with pytest.raises(InvalidRequest, match=rf"messages\[1\] has no {key}"):
+        llm.chat([{"role": "user", "content": "x"}, message])
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, [{"temperature": 0}], ["temperature"]])
+def test_options_are_sampling_params(llm, params):
+    with pytest.raises(InvalidRequest, match="params must be SamplingParams"):
+        llm.generate(["a"], params)
+    with pytest.raises(InvalidRequest, match="params must be SamplingParams"):
+        llm.chat([{"role": "user", "content": "x"}], params)
+
+
 def test_messages_are_no_text(llm):
     for messages in ("hi", ["hi"]):
         with pytest.raises(InvalidRequest, match="role, content"):
