@@ -19,8 +19,6 @@ from emberline.verify.outlook import (
     PROBE_EVERY,
     Confidences,
     Outlook,
-    Padding,
-    Prices,
     Ranked,
     highest,
     tokens_per_second,
@@ -35,6 +33,7 @@ from emberline.verify.planner import (
     Threshold,
     VerifyAll,
 )
+from emberline.verify.prices import Padding, Prices
 from emberline.verify.step_cost import StepCosts
 
 NAN = float("nan")

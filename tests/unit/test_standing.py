@@ -130,39 +130,29 @@ def _rest(outcome: Outcome) -> tuple[np.ndarray, ...]:
     return outcome.start_loc, outcome.num_drafted, outcome.num_admitted, outcome.num_accepted
 
 
-def test_readers_hear_of_it_in_time() -> None:
-    """Not of every short step; others wait for as many steps as may lie aside."""
+@pytest.mark.parametrize(
+    ("count", "stream", "wait"),
+    [
+        (2, True, READER_SECONDS),
+        (2, False, READER_SECONDS),  # nobody reads: as many steps as may lie aside
+        (128, True, 128 * SECONDS_A_READER),  # as many messages a second as can be passed on
+    ],
+)
+def test_readers_hear_of_it_in_time(count: int, stream: bool, wait: float) -> None:
+    """Not of every short step."""
     generator = np.random.default_rng(1)
-    for stream in (True, False):
-        states = make_plan(2)
-        for state in states:
-            state.request = replace(state.request, stream=stream)
-        plan = entries(states)
-        batch = StandingBatch(plan, PAGE, 0, Counter(), 0.0)
-        written = []
-        for now in (0.3, 0.9, 1.1, 1.3, 2.2):
-            batch.launch()
-            assert batch.absorb(any_outcome(generator, plan), now * READER_SECONDS)
-            written.append(batch.is_written)
-        assert batch.readers == (states if stream else [])
-        assert written == [False, False, stream, False, stream]
-
-
-def test_many_readers_wait_longer() -> None:
-    """As many messages a second as somebody can pass on, however many there are."""
-    generator, count = np.random.default_rng(1), 128
     states = make_plan(count)
     for state in states:
-        state.request = replace(state.request, stream=True)
-    plan, wait = entries(states), count * SECONDS_A_READER
-    assert wait > 2 * READER_SECONDS
+        state.request = replace(state.request, stream=stream)
+    plan = entries(states)
     batch = StandingBatch(plan, PAGE, 0, Counter(), 0.0)
     written = []
-    for now in (0.5, 0.9, 1.1, 1.3, 2.2):
+    for now in (0.3, 0.9, 1.1, 1.3, 2.2):
         batch.launch()
         assert batch.absorb(any_outcome(generator, plan), now * wait)
         written.append(batch.is_written)
-    assert written == [False, False, True, False, True]
+    assert batch.readers == (states if stream else [])
+    assert written == [False, False, stream, False, stream]
 
 
 def test_steps_to_go_never_leave_the_pages() -> None:

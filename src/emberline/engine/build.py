@@ -28,7 +28,6 @@ from emberline.ops.kernels import kernels_for
 from emberline.sampling.keys import KeyedDraws
 from emberline.verify.calibration import Calibration, draft_calibration
 from emberline.verify.cost_files import load_costs
-from emberline.verify.outlook import Padding, in_granules_of
 from emberline.verify.planner import (
     CausalGreedy,
     DevicePlanner,
@@ -37,6 +36,7 @@ from emberline.verify.planner import (
     Threshold,
     VerifyAll,
 )
+from emberline.verify.prices import Padding, in_granules_of
 from emberline.verify.step_cost import StepCosts
 
 CAPTURE_SECONDS = 2.5

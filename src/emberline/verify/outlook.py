@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emberline.batch import StepShape
-from emberline.verify.step_cost import StepCosts
+from emberline.verify.prices import Prices, chances_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,9 +33,6 @@ Bools = NDArray[np.bool_]
 
 BudgetRule = Callable[[Floats], int]
 """From tokens a second by budget ([N + 1], entry m with m drafts) to the budget."""
-
-Padding = Callable[[int, int], Sequence[int]]
-"""From requests and the depth of their blocks to the token counts that steps run at, rising."""
 
 LAG = 2
 """How many steps old the confidences are that an expectation rests on."""
@@ -49,8 +46,6 @@ MOST_POINTS = 256
 """Budgets at which depths are compared: every one, or with more drafts every second, third .."""
 MOST_CHANGE = 8
 """A kept plan is for as many requests, to within this part of them."""
-KEPT_PRICES = 64
-"""Kinds of steps whose seconds are kept: decode steps come again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,73 +96,6 @@ class Confidences:
         survival = np.cumprod(self.values.T, axis=0, dtype=np.float64)[there]
         order = np.argsort(-survival, kind="stable")
         return Ranked(survival[order], positions[order], reqs[order], num_reqs)
-
-
-class Prices:
-    """Seconds of steps by the depth of their blocks and the drafts that they verify.
-
-    Chunks of prompts are left out: they take what they take, whatever is drafted beside them. If
-    they counted, drafts would look cheap that make a long step longer than they are worth.
-
-    Where steps are padded, one costs what the smallest size does that holds it: costs are stairs,
-    and the best budgets fill a size. Over the largest size a step runs as it is.
-    """
-
-    def __init__(self, costs: StepCosts, padding: Padding | None = None) -> None:
-        self._costs = costs
-        self._padding = padding
-        self._kept: dict[tuple[int, ...], Floats] = {}
-
-    def of(self, shape: StepShape, num_drafts: int) -> Floats:
-        """[D + 1, N + 1]: blocks drawn 0 .. D deep, D the deepest of the draft limits.
-
-        Args:
-            shape: of the step.
-            num_drafts: N, most that are verified.
-        """
-        drawn = _drawn(shape)
-        num_reqs, most = len(shape.serials), int(drawn.max(initial=0))
-        key = num_reqs, shape.num_known, shape.num_emitting, len(drawn), most, num_drafts
-        if key not in self._kept:
-            if len(self._kept) == KEPT_PRICES:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = self._seconds(*key)
-        return self._kept[key]
-
-    def _seconds(
-        self,
-        num_reqs: int,
-        num_known: int,
-        num_emitting: int,
-        num_drawn: int,
-        most: int,
-        num_drafts: int,
-    ) -> Floats:
-        tokens = num_known + np.arange(num_drafts + 1)
-        if self._padding is not None:
-            sizes = [self._padding(num_reqs, depth) for depth in range(most + 1)]
-            tokens = np.stack([_held(tokens, row) for row in sizes])
-        drafting = self._costs.draft_curve(num_drawn, np.arange(most + 1))
-        seconds = np.atleast_2d(self._costs.target_seconds(num_reqs, tokens)) + drafting[:, None]
-        if num_known > num_emitting:
-            alone = self._costs.target_seconds(num_emitting, np.array([num_emitting]))
-            seconds += alone - seconds[:1, :1]
-        return seconds
-
-
-def in_granules_of(granule: int) -> Padding:
-    """Steps run at multiples of `granule` tokens."""
-
-    def sizes(num_reqs: int, depth: int) -> range:
-        return range(granule, num_reqs * (1 + depth) + granule, granule)
-
-    return sizes
-
-
-def _held(tokens: Ints, sizes: Sequence[int]) -> Ints:
-    """The smallest size that holds each number of tokens; the number itself where none does."""
-    held: Ints = np.append(sizes, 0)[np.searchsorted(sizes, tokens)]
-    return np.maximum(tokens, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +226,7 @@ class Outlook:
         if now is None:
             step.learnt = _NOTHING
         else:
-            lens = np.where(_chances(shape) > 0, 0, now.lens) if shape.predicted else now.lens
+            lens = np.where(chances_of(shape) > 0, 0, now.lens) if shape.predicted else now.lens
             step.learnt = _Learnt(shape.serials, now.values, lens)
 
     def abandon(self) -> None:
@@ -318,7 +246,7 @@ class Outlook:
         there = np.arange(theirs.shape[1]) < known.lens[:, None]
         np.copyto(values[:, : theirs.shape[1]], theirs, where=there)
         if shape.predicted:
-            chances = _chances(shape)[:, None]
+            chances = chances_of(shape)[:, None]
             values = np.where(chances > 0, chances, values)
         return Confidences(values, limits)
 
@@ -357,7 +285,7 @@ class Outlook:
         self._average(self._known)
         self._age, self._num_reqs = 0, len(shape.serials)
         expected = self.expected(shape)
-        limits, chances = expected.lens, _chances(shape)
+        limits, chances = expected.lens, chances_of(shape)
         drawn = (limits > 0) & (chances == 0)
         self._ranked = expected.ranked()
         every = tokens_per_second_by_depth(self._ranked, shape, self._prices)
@@ -456,7 +384,7 @@ def tokens_per_second_by_depth(ranked: Ranked, shape: StepShape, prices: Prices)
     seconds = prices.of(shape, num_drafts)
     first = ranked.positions + 1  # depth from which on a draft counts
     if shape.predicted:
-        first = np.where(_chances(shape)[ranked.reqs] > 0, 0, first)
+        first = np.where(chances_of(shape)[ranked.reqs] > 0, 0, first)
     step = -(-num_drafts // MOST_POINTS)
     size = (len(seconds), -(-num_drafts // step))
     column = first * size[1] + np.arange(size[1]).repeat(step)[:num_drafts]
@@ -465,15 +393,3 @@ def tokens_per_second_by_depth(ranked: Ranked, shape: StepShape, prices: Prices)
         found = np.bincount(column, weights, size[0] * size[1]).reshape(size)
         found.cumsum(axis=0).cumsum(axis=1, out=sums[:, 1:])
     return (shape.num_emitting + gains) / np.take_along_axis(seconds, budgets.astype(np.int64), 1)
-
-
-def _drawn(shape: StepShape) -> Ints:
-    """Limits of the blocks that the drafter draws."""
-    limits = np.array(shape.draft_limits)
-    drawn: Ints = limits[(limits > 0) & (_chances(shape) == 0)]
-    return drawn
-
-
-def _chances(shape: StepShape) -> Floats:
-    """[B], as `StepShape.chance` gives them."""
-    return np.array(shape.predicted) if shape.predicted else np.zeros(len(shape.serials))

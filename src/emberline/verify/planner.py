@@ -24,13 +24,12 @@ from emberline.batch import Admission, DraftProposal, StepShape
 from emberline.verify.outlook import (
     Confidences,
     Outlook,
-    Padding,
-    Prices,
     Ranked,
     first_decline,
     highest,
     tokens_per_second,
 )
+from emberline.verify.prices import Padding, Prices
 from emberline.verify.step_cost import StepCosts
 
 

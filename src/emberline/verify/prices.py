@@ -1,0 +1,97 @@
+"""What a step would cost: seconds by the depth of its blocks and the drafts that it verifies.
+
+Owns what of a step counts, and the sizes that steps run at. Must not know confidences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from emberline.batch import StepShape
+from emberline.verify.step_cost import Floats, Ints, StepCosts
+
+Padding = Callable[[int, int], Sequence[int]]
+"""From requests and the depth of their blocks to the token counts that steps run at, rising."""
+KEPT_PRICES = 64
+"""Kinds of steps whose seconds are kept: decode steps come again and again."""
+
+
+class Prices:
+    """Seconds of steps by the depth of their blocks and the drafts that they verify.
+
+    Chunks of prompts are left out: they take what they take, whatever is drafted beside them. If
+    they counted, drafts would look cheap that make a long step longer than they are worth.
+
+    Where steps are padded, one costs what the smallest size does that holds it: costs are stairs,
+    and the best budgets fill a size. Over the largest size a step runs as it is.
+    """
+
+    def __init__(self, costs: StepCosts, padding: Padding | None = None) -> None:
+        self._costs = costs
+        self._padding = padding
+        self._kept: dict[tuple[int, ...], Floats] = {}
+
+    def of(self, shape: StepShape, num_drafts: int) -> Floats:
+        """[D + 1, N + 1]: blocks drawn 0 .. D deep, D the deepest of the draft limits.
+
+        Args:
+            shape: of the step.
+            num_drafts: N, most that are verified.
+        """
+        drawn = _drawn(shape)
+        num_reqs, most = len(shape.serials), int(drawn.max(initial=0))
+        key = num_reqs, shape.num_known, shape.num_emitting, len(drawn), most, num_drafts
+        if key not in self._kept:
+            if len(self._kept) == KEPT_PRICES:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = self._seconds(*key)
+        return self._kept[key]
+
+    def _seconds(
+        self,
+        num_reqs: int,
+        num_known: int,
+        num_emitting: int,
+        num_drawn: int,
+        most: int,
+        num_drafts: int,
+    ) -> Floats:
+        tokens = num_known + np.arange(num_drafts + 1)
+        if self._padding is not None:
+            sizes = [self._padding(num_reqs, depth) for depth in range(most + 1)]
+            tokens = np.stack([_held(tokens, row) for row in sizes])
+        drafting = self._costs.draft_curve(num_drawn, np.arange(most + 1))
+        seconds = np.atleast_2d(self._costs.target_seconds(num_reqs, tokens)) + drafting[:, None]
+        if num_known > num_emitting:
+            alone = self._costs.target_seconds(num_emitting, np.array([num_emitting]))
+            seconds += alone - seconds[:1, :1]
+        return seconds
+
+
+def in_granules_of(granule: int) -> Padding:
+    """Steps run at multiples of `granule` tokens."""
+
+    def sizes(num_reqs: int, depth: int) -> range:
+        return range(granule, num_reqs * (1 + depth) + granule, granule)
+
+    return sizes
+
+
+def _held(tokens: Ints, sizes: Sequence[int]) -> Ints:
+    """The smallest size that holds each number of tokens; the number itself where none does."""
+    held: Ints = np.append(sizes, 0)[np.searchsorted(sizes, tokens)]
+    return np.maximum(tokens, held)
+
+
+def _drawn(shape: StepShape) -> Ints:
+    """Limits of the blocks that the drafter draws."""
+    limits = np.array(shape.draft_limits)
+    drawn: Ints = limits[(limits > 0) & (chances_of(shape) == 0)]
+    return drawn
+
+
+def chances_of(shape: StepShape) -> Floats:
+    """[B], as `StepShape.chance` gives them."""
+    return np.array(shape.predicted) if shape.predicted else np.zeros(len(shape.serials))
