@@ -400,9 +400,10 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) ->
     if isinstance(messages, str) or not all(isinstance(one, Mapping) for one in messages):
         raise InvalidRequest("messages must be a list of {role, content}", "messages")
     for index, one in enumerate(messages):
-        for key in {"role", "content"} - one.keys():  # templates say so in words of their own
-            if key == "role" or "tool_calls" not in one:
-                raise InvalidRequest(f"messages[{index}] has no {key}", "messages")
+        needed = ["role"] if "tool_calls" in one else ["role", "content"]
+        for key in needed:  # templates say so in words of their own
+            if key not in one:
+                raise InvalidRequest(f"messages[{index}] has no {key}: give it", "messages")
     ids = tokenizer.apply_chat_template(
         list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
     )
