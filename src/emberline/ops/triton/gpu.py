@@ -44,16 +44,18 @@ def early_start(device: torch.device) -> dict[str, bool]:
 
 
 @triton.jit
-def await_inputs(EARLY: tl.constexpr):
+def await_inputs(EARLY: tl.constexpr, HOLDS: tl.constexpr = False):
     """Wait for the end of all kernels before this one, then let the next one start.
 
     Every program has to call this once, before it reads what a kernel wrote or writes what one may
     still read: the kernel after it relies on it. Weights may be read before. To let the next one
     start any sooner would let the ones after it start as well, and waiting they are in the way.
+    HOLDS: the next one is held back until this one has ended.
     """
     if EARLY:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if not HOLDS:
+            tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

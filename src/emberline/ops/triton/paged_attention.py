@@ -70,7 +70,8 @@ class _Grid:
             keys = _few(lanes, wide, alone=lanes <= 64)[0]
             return cls(rows, tiles, spans, CHUNK, keys, 4 if wide else 8)
         # Some programs read a span each, then one reads a state of each: the sum is to be small.
-        most = min(most_keys // LEAST_SPAN, isqrt(most_keys // min(packed, rows)))
+        square = triton.cdiv(most_keys, min(packed, rows))
+        most = min(triton.cdiv(most_keys, LEAST_SPAN), 1 + isqrt(square - 1))
         room = busy if packed > 64 else FEW_PROGRAMS * busy
         spans = max(1, min(room // programs, most))
         if many:
@@ -90,7 +91,9 @@ def _few(lanes: int, wide: bool, *, alone: bool) -> tuple[int, int]:
         return (32 if lanes <= 64 else 16), 4
     if lanes > 128:
         return 32, 4
-    return (128 if alone else 64), 4
+    if alone:
+        return 128, (4 if lanes <= 64 else 8)
+    return 64, 4
 
 
 def _many(lanes: int, rows: int) -> tuple[int, int]:

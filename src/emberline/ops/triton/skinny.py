@@ -29,7 +29,7 @@ from emberline.ops.triton.gpu import (
 
 FEW_ROWS = 16  # up to here weights of any size are best read by one launch
 SMALL_WEIGHT = 2**22  # numbers; of so few the launches cost more than the reading
-MORE_ROWS = 64  # up to here a small weight's launches cost more than the library's
+MORE_ROWS = 32  # up to here a small weight's launches cost more than the library's
 LONG_ROW = 1024  # inputs; of fewer a program of a large weight has too little to stream
 WARPS = 4
 LARGE_WARPS = 2  # of a program that streams a large weight
@@ -67,7 +67,7 @@ def _few_rows(
     NORMED: tl.constexpr, BIASED: tl.constexpr, GATE: tl.constexpr, ADDS: tl.constexpr,
     SCALES: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, PARTS: tl.constexpr,
     DEPTH: tl.constexpr, SQUARES: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr,
-    EARLY: tl.constexpr,
+    EARLY: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of a tile of rows a program. Tiles are [part, output or row, input]."""
     column = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
@@ -77,7 +77,7 @@ def _few_rows(
     inside = column < size
     x_at = x + row.to(tl.int64)[None, :, None] * x_stride + at
     weight_at = weight + column.to(tl.int64)[None, :, None] * weight_stride + at
-    if EARLY:
+    if EARLY and SMALL:
         # What the cache holds when the inputs are there need not come from memory any more.
         line = tl.minimum(tl.arange(0, LINES) * LINE, width - 1)
         known = tl.minimum(column, size - 1).to(tl.int64)
@@ -87,7 +87,8 @@ def _few_rows(
             fetch_ahead(first + to_up)
     if SCALES:
         factors = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
-    await_inputs(EARLY)
+    # Where a launch streams for long, programs that start before its end are in its way.
+    await_inputs(EARLY, not SMALL)
     # What is needed in the end is asked for in the beginning.
     written = inside[:, None] & live[None, :]
     wide_row = row.to(tl.int64)[None, :]
@@ -244,8 +245,6 @@ def _launch(
     weight, bias = linear.weight, linear.bias
     tiles = _Tiles.of(x, size, gate is not None)
     num_squares = 0 if squares is None else len(squares)
-    # The programs of a launch that streams for long are spread evenly only if it starts in turn.
-    early = early_start(x.device) if _is_small(weight.numel()) else {"EARLY": False}
     per_line = LINE_BYTES // weight.element_size()
     lines = triton.cdiv(width, per_line)
     _few_rows[(triton.cdiv(size, tiles.outs), triton.cdiv(count, tiles.rows))](
@@ -258,5 +257,6 @@ def _launch(
         ROWS=tiles.rows, OUTS=tiles.outs, PARTS=tiles.warps, DEPTH=tiles.depth,
         SQUARES=triton.next_power_of_2(max(num_squares, 1)),
         LINES=min(MOST_LINES, triton.next_power_of_2(lines)), LINE=per_line,
-        num_warps=tiles.warps, num_stages=tiles.under_way + 1, **early,
+        num_warps=tiles.warps, num_stages=tiles.under_way + 1,
+        SMALL=_is_small(weight.numel()), **early_start(x.device),
     )  # fmt: skip
