@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from emberline.engine.outcome import Outcome
 from emberline.engine.request_state import RequestState, append_run
 from emberline.engine.scheduler import ScheduledRequest
-from emberline.engine.standing import MOST_STEPS, READER_SECONDS, SECONDS_A_READER, StandingBatch
+from emberline.engine.standing import MOST_STEPS, StandingBatch
 from emberline.types import Request, SamplingParams, StepCounts
 
 from support.engines import Letters
@@ -79,11 +78,11 @@ def test_what_is_written_late_is_what_happened(num_steps: int, lag: int) -> None
     plans = entries(late), entries(at_once)
     for entry in (*plans[0], *plans[1]) if lag else ():  # a step is on its way already
         entry.state.launch(1, entry.draft_limit, samples=True)
-    batch = StandingBatch(plans[0], PAGE, lag, tally, 0.0)
+    batch = StandingBatch(plans[0], PAGE, lag, tally)
     for _ in range(num_steps):
         outcome = any_outcome(generator, plans[1])
         batch.launch()
-        assert batch.absorb(outcome, 0.0)
+        assert batch.absorb(outcome)
         for entry, run, counts in zip(plans[1], outcome.runs(), outcome.counts(), strict=True):
             state = entry.state
             state.launch(1, entry.draft_limit, samples=True)
@@ -111,16 +110,16 @@ def test_who_may_end_is_looked_at_first() -> None:
         token_ids=np.array([2, 3, 4]), start_loc=np.arange(4), num_drafted=calm.num_drafted,
         num_admitted=np.zeros(3, np.int64), num_accepted=np.zeros(3, np.int64), broken={},
     )  # fmt: skip
-    batch = StandingBatch(plan, PAGE, 1, Counter(), 0.0)
+    batch = StandingBatch(plan, PAGE, 1, Counter())
     stops = Outcome(np.array([2, STOP, 4]), *_rest(calm), broken={})
     broken = Outcome(calm.token_ids, *_rest(calm), broken={1: "NaN"})
     for outcome in (stops, broken):
-        assert not batch.absorb(outcome, 0.0)
+        assert not batch.absorb(outcome)
     for _ in range(2):
         batch.launch()
-        assert batch.absorb(calm, 0.0)
+        assert batch.absorb(calm)
     batch.launch()
-    assert not batch.absorb(calm, 0.0)  # that token would be the last
+    assert not batch.absorb(calm)  # that token would be the last
     batch.write()
     assert [state.token_ids[PROMPT:] for state in states] == [[1, i, i] for i in (2, 3, 4)]
     assert [state.num_unread for state in states] == [1, 1, 1]
@@ -130,38 +129,13 @@ def _rest(outcome: Outcome) -> tuple[np.ndarray, ...]:
     return outcome.start_loc, outcome.num_drafted, outcome.num_admitted, outcome.num_accepted
 
 
-@pytest.mark.parametrize(
-    ("count", "stream", "wait"),
-    [
-        (2, True, READER_SECONDS),
-        (2, False, READER_SECONDS),  # nobody reads: as many steps as may lie aside
-        (128, True, 128 * SECONDS_A_READER),  # as many messages a second as can be passed on
-    ],
-)
-def test_readers_hear_of_it_in_time(count: int, stream: bool, wait: float) -> None:
-    """Not of every short step."""
-    generator = np.random.default_rng(1)
-    states = make_plan(count)
-    for state in states:
-        state.request = replace(state.request, stream=stream)
-    plan = entries(states)
-    batch = StandingBatch(plan, PAGE, 0, Counter(), 0.0)
-    written = []
-    for now in (0.3, 0.9, 1.1, 1.3, 2.2):
-        batch.launch()
-        assert batch.absorb(any_outcome(generator, plan), now * wait)
-        written.append(batch.is_written)
-    assert batch.readers == (states if stream else [])
-    assert written == [False, False, stream, False, stream]
-
-
 def test_steps_to_go_never_leave_the_pages() -> None:
     """As many as fit if every draft is accepted; whose pages reach its end never runs out."""
     states = make_plan(2)
     states[0].pages = list(range(1, 1 + -(-LIMIT // PAGE)))
     for state in states:
         state.launch(1, 0, samples=True)
-    batch = StandingBatch(entries(states), PAGE, 1, Counter(), 0.0)
+    batch = StandingBatch(entries(states), PAGE, 1, Counter())
     room = len(states[1].pages) * PAGE
     width = 1 + DRAFTS
     assert batch.num_steps_to_go() == (room - PROMPT - width) // width

@@ -21,6 +21,7 @@ from emberline.engine.outputs import delta
 from emberline.engine.pace import Pace
 from emberline.engine.plain_step import run_plain
 from emberline.engine.prediction import Prediction
+from emberline.engine.readers import Readers
 from emberline.engine.request_state import (
     Ending,
     RequestState,
@@ -83,6 +84,7 @@ class Engine:
         self.max_request_tokens = min(self.max_model_len, self._cache_len)  # prompt and answer
         self._scheduler = Scheduler(config.scheduler, cache, self.max_draft_tokens)
         self._states: dict[str, RequestState] = {}
+        self._readers = Readers(clock)
         self._tally = Tally()
         self._pace = Pace()
         self._num_added = 0
@@ -191,6 +193,7 @@ class Engine:
             state.behind = self._runner.takes(state)
         self._scheduler.add(state, self._pace.seconds_to_next())
         self._states[request.request_id] = state
+        self._readers.add(state)
         self._look_at = min(self._look_at, state.deadline)
         self._num_added += 1
 
@@ -244,7 +247,6 @@ class Engine:
                     self._pool.page_size,
                     len(self._flights),
                     self._tally.steps,
-                    self._clock(),
                 )
         else:
             now = self._clock()
@@ -260,6 +262,10 @@ class Engine:
             outputs += self._land()
         if others:
             outputs += self._run(others)
+        if self._readers.are_due:
+            if self._batch is not None:
+                self._batch.write()
+            outputs += self._readers.tell()
         if not self._states:
             self._check_books()
         return outputs
@@ -349,12 +355,12 @@ class Engine:
         outcome, batch = flight.read(), self._batch
         if batch is None:
             return self._commit(flight.plan, outcome)
-        if not batch.absorb(outcome, self._clock()):
+        if not batch.absorb(outcome):
             self._dissolve()
             return self._commit(flight.plan, outcome)
         self._tally.num_engine_steps += 1
         self._tally.generation_tokens += len(outcome.token_ids)
-        return [delta(state, self._clock) for state in batch.readers] if batch.is_written else []
+        return []
 
     def _dissolve(self) -> None:
         """From now on requests are looked at one by one."""
@@ -368,10 +374,15 @@ class Engine:
         for entry in plan:
             entry.state.launch(entry.num_known, entry.draft_limit, samples=entry.samples)
             entry.state.placed = False
-        return self._commit(plan, outcome)
+        return self._commit(plan, outcome, tells=True)
 
-    def _commit(self, plan: Sequence[ScheduledRequest], outcome: Outcome) -> list[RequestOutput]:
-        """Append what was emitted, cut at stops; count, finish, free."""
+    def _commit(
+        self, plan: Sequence[ScheduledRequest], outcome: Outcome, *, tells: bool = False
+    ) -> list[RequestOutput]:
+        """Append what was emitted, cut at stops; count, finish, free.
+
+        `tells`: at once, and not when readers are due. First tokens and endings always are.
+        """
         self._tally.num_engine_steps += 1
         outputs, steps, scheduler = [], [], self._scheduler
         standing = scheduler.standing
@@ -405,7 +416,7 @@ class Engine:
                 state.held_records += records[: len(run)]
             if ending is not None:
                 outputs.append(self._finish(state, ending))
-            elif run and state.request.stream:
+            elif run and (is_first or tells) and state.request.stream:
                 outputs.append(delta(state, self._clock))
         self._tally.steps.update(steps)
         return outputs
@@ -423,6 +434,7 @@ class Engine:
         self._scheduler.remove(state, keep=ending.reason is not FinishReason.ERROR)
         self._pace.finished()
         del self._states[state.request.request_id]
+        self._readers.forget(state)
         return replace(
             delta(state, self._clock, final=True),
             finish_reason=ending.reason,

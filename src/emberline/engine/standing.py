@@ -8,7 +8,6 @@ states; until then those are as they were some steps ago. Must not know pages' o
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -22,10 +21,6 @@ from emberline.types import StepCounts
 
 MOST_STEPS = 8
 """Steps that are laid aside: writing them at once must not take as long as a step."""
-READER_SECONDS = 0.005
-"""How long readers' tokens may lie aside: telling them costs more than a short step."""
-SECONDS_A_READER = 1e-4
-"""The same for each reader, where there are many: so often a second can somebody be told."""
 NEVER = 1 << 62
 
 
@@ -38,7 +33,6 @@ class StandingBatch:
         page_size: tokens of a page.
         num_unread: steps of this plan that have been launched and not read.
         steps: verify steps by what they did; those of the batch are added when they are written.
-        now: in seconds.
     """
 
     def __init__(
@@ -47,7 +41,6 @@ class StandingBatch:
         page_size: int,
         num_unread: int,
         steps: Counter[StepCounts],
-        now: float,
     ) -> None:
         self.plan = plan
         self.states = states = [entry.state for entry in plan]
@@ -58,9 +51,6 @@ class StandingBatch:
         room = np.array([len(state.pages) * page_size for state in states])
         self._room = np.where(room >= self._limits, NEVER, room)
         self._stops = _table({i for state in states for i in state.all_stop_ids})
-        self.readers = [state for state in states if state.request.stream]
-        self._wait = max(READER_SECONDS, SECONDS_A_READER * len(self.readers))
-        self._write_by = now + self._wait if self.readers else math.inf
         self._num_unread = num_unread
         self._counts = steps
         self._num_launched = 0  # since what was written last
@@ -76,16 +66,11 @@ class StandingBatch:
         reach = self._lens - 1 + self._num_unread * self._widths
         return int(((self._room - reach) // self._widths).min())
 
-    @property
-    def is_written(self) -> bool:
-        """Whether the states are as the steps that have been read left them."""
-        return not self._landed
-
-    def absorb(self, outcome: Outcome, now: float) -> bool:
+    def absorb(self, outcome: Outcome) -> bool:
         """Take note of what a step did; False, and nothing is done: somebody has to be looked at.
 
-        Because it has reached its length, may stop, or has failed. Every few steps, and when
-        readers have waited for long enough, the states are written.
+        Because it has reached its length, may stop, or has failed. Every few steps the states are
+        written.
         """
         lens = self._lens + outcome.start_loc[1:] - outcome.start_loc[:-1]
         if outcome.broken or (lens >= self._limits).any():
@@ -97,10 +82,8 @@ class StandingBatch:
         self._lens = lens
         self._num_unread -= 1
         self._landed.append(outcome)
-        if len(self._landed) == MOST_STEPS or now >= self._write_by:
+        if len(self._landed) == MOST_STEPS:
             self.write()
-            if self.readers:
-                self._write_by = now + self._wait
         return True
 
     def write(self) -> None:
