@@ -13,6 +13,7 @@ from emberline.batch import ForwardBatch, TargetOutput
 from emberline.engine.device_buckets import stands_in
 from emberline.engine.device_step import Bucket
 from emberline.engine.engine import Engine
+from emberline.engine.readers import Readers
 from emberline.layout import Scored
 from emberline.types import FinishReason, Request, SamplingParams
 from emberline.verify.planner import DevicePlanner, LaggedTopK, Threshold, VerifyAll
@@ -162,3 +163,32 @@ def test_steps_in_larger_shapes_that_stand_in_say_the_same() -> None:
     got = run(engine, crowd[:1]) | run(engine, crowd[1:])
     compare(got, run(golden_engine(None, on_device=False), crowd))
     assert {bool(bucket.num_drafts) for bucket in wanted if not bucket.chunk} == {True, False}
+
+
+def test_readers_are_told_in_rounds_whoever_comes_and_goes() -> None:
+    """First tokens at once, then all of it when the time has come, a new plan or an old one."""
+    engine, now = golden_engine(None, on_device=True), [0.0]
+    engine._readers = Readers(lambda: now[0])
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    told: dict[str, list[int]] = {"a": [], "b": []}
+    rounds = []
+    for step in range(100):
+        if step in (0, 4):  # the second changes the plan
+            name = "a" if step == 0 else "b"
+            engine.add(Request(name, tuple(PROMPTS[0][:20]), params))
+        if step == 12:
+            now[0] += 1.0
+        outputs = engine.step()
+        rounds.append({output.request_id: len(output.token_ids) for output in outputs})
+        for output in outputs:
+            told[output.request_id] += output.token_ids
+        if not engine.has_work:
+            break
+    first = [names for names in rounds[:12] if names]
+    assert first == [{"a": 1}, {"b": 1}]
+    assert set(rounds[12]) == {"a", "b"}
+    assert sum(bool(names) for names in rounds[13:]) == 2  # the ends
+    expected = run(
+        golden_engine(None, on_device=False), [Request("a", tuple(PROMPTS[0][:20]), params)]
+    )
+    assert told["a"] == told["b"] == list(expected["a"].token_ids)
