@@ -482,6 +482,22 @@ def test_budgets_fill_the_size_that_a_step_is_padded_to() -> None:
     assert budgets == {(): 2, (1, 4, 16): 3, (1, 6, 16): 5, (2,): 2}
 
 
+def test_what_the_device_would_wait_for_its_host_anyway_costs_nothing() -> None:
+    """Of eight drafts at half a second each as many as fit into the host's time, and back."""
+    shape = StepShape(1, 1, (1,), (8,))
+    survivals = [[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]]
+    proposal = DraftProposal(
+        torch.zeros(1, 8, dtype=torch.int64), torch.tensor([8]), None, torch.tensor(survivals)
+    )
+    planner = LaggedTopK(StepCosts(((1, 0, 0.5), (1, 64, 32.5)), ()))
+    budgets = []
+    for least in (0.0, 3.0, 3.0, 3.0, 9.0, 0.0):
+        planner.step_takes_at_least(least)
+        planner.depths(shape)
+        budgets.append(planner.admit(proposal, shape).num_draft_tokens)
+    assert budgets[2:] == [4, 4, 8, 2]  # five tokens take 3 s, nine 5 s
+
+
 @pytest.mark.parametrize("padding", [None, eighths])
 @pytest.mark.parametrize("points", [99, 8])
 def test_a_depth_is_worth_what_its_drafts_are(

@@ -6,6 +6,7 @@ how steps are planned or started (`device_runner`), nor when requests end (`engi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from torch import Tensor
 from emberline.batch import StepShape
 from emberline.engine.device_result import ResultParts, places_of
 from emberline.engine.device_step import Bucket
+from emberline.engine.host_pace import HostPace
 from emberline.engine.outcome import BROKEN_ERROR, Outcome, spread
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.scoring import Records
@@ -50,6 +52,7 @@ class Landings:
     """
 
     def __init__(self, *, is_cuda: bool) -> None:
+        self.pace = HostPace()
         self._is_cuda = is_cuda
         self._memory: list[Tensor] = []
         self._events: list[torch.cuda.Event] = []
@@ -75,6 +78,13 @@ class Landings:
         event = self._events.pop() if self._events else torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+    def wait(self, event: torch.cuda.Event | None) -> None:
+        """Until that moment has come."""
+        if event is not None:
+            began = time.perf_counter()
+            event.synchronize()
+            self.pace.waited(time.perf_counter() - began)
 
     def give_back(self, landings: Iterable[Landing], event: torch.cuda.Event | None) -> None:
         """Nobody reads these any more."""
@@ -105,8 +115,7 @@ class DeviceFlight:
 
     def read(self) -> Outcome:
         """Wait for the device, and say what it did."""
-        if self.done is not None:
-            self.done.synchronize()
+        self.landings.wait(self.done)
         outcomes = [(group.places, self._read(group)) for group in self.groups]
         self.landings.give_back((group.landing for group in self.groups), self.done)
         return outcomes[0][1] if len(outcomes) == 1 else spread(len(self.plan), outcomes)

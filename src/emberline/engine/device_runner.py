@@ -105,6 +105,10 @@ class DeviceRunner:
 
         A plan that is the one before, the same object, is of the same requests in the same pages.
         """
+        if self.parts.rows.is_cuda:
+            pace = self._landings.pace
+            pace.begin(time.perf_counter())
+            self.planner.step_takes_at_least(pace.seconds)
         steps: list[tuple[Sequence[int], Bucket, NDArray[np.int64], StepShape | None]] = []
         is_new = plan is not self._plan
         if is_new:

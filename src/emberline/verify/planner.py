@@ -99,6 +99,10 @@ class DevicePlanner(Planner, Protocol):
         """
         ...
 
+    def step_takes_at_least(self, seconds: float) -> None:
+        """What the host needs for a step by itself, as steps before this one have shown."""
+        ...
+
 
 class VerifyAll:
     """Verify every draft.
@@ -120,6 +124,9 @@ class VerifyAll:
 
     def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
         """Nothing is remembered."""
+
+    def step_takes_at_least(self, seconds: float) -> None:
+        """Nothing is weighed against it."""
 
     def abandon(self) -> None:
         """Nothing is awaited."""
@@ -161,6 +168,9 @@ class Threshold:
 
     def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
         """Nothing is remembered."""
+
+    def step_takes_at_least(self, seconds: float) -> None:
+        """Nothing is weighed against it."""
 
     def abandon(self) -> None:
         """Nothing is awaited."""
@@ -210,12 +220,13 @@ class LaggedTopK:
     """A budget from confidences two steps old, spent on the likeliest drafts of now.
 
     The budget is the m of the highest Theta over all m, for the survivals that the `Outlook`
-    expects: what an engine can know whose host runs a step behind its device. It counts steps,
-    never time. The allocation is by current survival, ties to the earlier position, then to the
-    earlier request. Without confidences every draft is verified. Where steps are padded to sizes,
-    the budgets that win fill one. With `every` it looks at every so many steps only, and keeps
-    depth and share for those between. With a `margin` it is everything or nothing, unless something
-    between is expected to bring so much more: costs are known to a few percent.
+    expects: what an engine can know whose host runs a step behind its device. It counts steps, and
+    knows of time only what earlier steps took the host. The allocation is by current survival, ties
+    to the earlier position, then to the earlier request. Without confidences every draft is
+    verified. Where steps are padded to sizes, the budgets that win fill one. With `every` it looks
+    at every so many steps only, and keeps depth and share for those between. With a `margin` it is
+    everything or nothing, unless something between is expected to bring so much more: costs are
+    known to a few percent.
 
     Does not look at the token it admits: the budget and the depth were settled before anything was
     drawn. Given them, k of a block is in if fewer than m drafts rank before it. Of its own block
@@ -230,7 +241,8 @@ class LaggedTopK:
         every: int = 1,
         margin: float = 0.0,
     ) -> None:
-        self._outlook = Outlook(Prices(costs, padding), highest, every, margin)
+        self._prices = Prices(costs, padding)
+        self._outlook = Outlook(self._prices, highest, every, margin)
 
     def depths(self, shape: StepShape) -> tuple[int, ...]:
         """The depth that the outlook favours."""
@@ -261,6 +273,10 @@ class LaggedTopK:
         """Remember a step's confidences; they count from the second step after it."""
         now = None if confidence is None else Confidences.of(confidence, num_drafted)
         self._outlook.learn(shape, now)
+
+    def step_takes_at_least(self, seconds: float) -> None:
+        """Drafts that a device verifies while it would wait for its host cost nothing."""
+        self._prices.at_least(seconds)
 
     def abandon(self) -> None:
         """The outlook waits for nothing any more."""

@@ -14,6 +14,8 @@ from emberline.verify.step_cost import Floats, Ints, StepCosts
 
 Padding = Callable[[int, int], Sequence[int]]
 """From requests and the depth of their blocks to the token counts that steps run at, rising."""
+LEAST_CHANGE = 0.05
+"""Part by which the least seconds of a step must change before all prices are looked up anew."""
 KEPT_PRICES = 64
 """Kinds of steps whose seconds are kept: decode steps come again and again."""
 
@@ -26,12 +28,21 @@ class Prices:
 
     Where steps are padded, one costs what the smallest size does that holds it: costs are stairs,
     and the best budgets fill a size. Over the largest size a step runs as it is.
+
+    A step that is over before the host has planned the next one has taken as long as the host.
     """
 
     def __init__(self, costs: StepCosts, padding: Padding | None = None) -> None:
         self._costs = costs
         self._padding = padding
         self._kept: dict[tuple[int, ...], Floats] = {}
+        self._least = 0.0  # seconds of any step
+
+    def at_least(self, seconds: float) -> None:
+        """Let no step take less, as the host would make it wait."""
+        if abs(seconds - self._least) > LEAST_CHANGE * self._least:
+            self._least = seconds
+            self._kept.clear()
 
     def of(self, shape: StepShape, num_drafts: int) -> Floats:
         """[D + 1, N + 1]: blocks drawn 0 .. D deep, D the deepest of the draft limits.
@@ -67,7 +78,7 @@ class Prices:
         if num_known > num_emitting:
             alone = self._costs.target_seconds(num_emitting, np.array([num_emitting]))
             seconds += alone - seconds[:1, :1]
-        return seconds
+        return np.maximum(seconds, self._least)
 
 
 def in_granules_of(granule: int) -> Padding:
