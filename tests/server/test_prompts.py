@@ -8,13 +8,14 @@ import json
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from emberline.engine.detokenizer import TokenText
 from emberline.server.chat_body import Message
 from emberline.server.prompt_limit import TextBound, text_bound
 from emberline.server.prompts import PromptEncoder
+from emberline.server.turns import LONG_WORK
 from emberline.types import InvalidRequest
 
 from support.serving import make_tokenizer
@@ -75,3 +76,20 @@ def test_bytes_without_a_token_do_not_count() -> None:
     bound = text_bound(tokenizer, TokenText(tokenizer), V)
     assert bound == TextBound(len("<assistant>"), b"x")
     assert len(tokenizer("axxb")["input_ids"]) == bound.num_bytes("axxb") == 2
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_short_and_long_texts_are_encoded_alike_whatever_a_file_cuts(special: bool) -> None:
+    """Its file cuts and pads, and begins each text with a token: `__call__` does the last only."""
+    backend = Tokenizer.from_str(make_tokenizer().backend_tokenizer.to_str())
+    backend.enable_truncation(4)
+    backend.enable_padding(length=12)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[A] $A", special_tokens=[("[A]", 7)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    encoder = PromptEncoder(tokenizer, TokenText(tokenizer), vocab_size=V, max_model_len=64)
+    texts = ["", "ab", " a b\n\tc", "\u00e9\U0001f600" * 9, "x" * LONG_WORK, "x" * (LONG_WORK + 1)]
+    found = [encoder.encode(text, special) for text in texts]
+    assert found == [tokenizer(text, add_special_tokens=special)["input_ids"] for text in texts]
+    assert [len(ids) for ids in found] == [special + len(text.encode()) for text in texts]

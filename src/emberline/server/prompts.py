@@ -22,6 +22,7 @@ from emberline.server.turns import LONG_WORK, off_loop
 from emberline.types import InvalidRequest
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerBase
 
 ENDING = 64
@@ -60,6 +61,7 @@ class PromptEncoder:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._text = token_text
+        self._backend = _backend_of(tokenizer)
         self._reserved = TEMPLATE_NAMES.union(
             inspect.signature(tokenizer.apply_chat_template).parameters
         )
@@ -166,8 +168,16 @@ class PromptEncoder:
         raise InvalidRequest(f"the chat template refused these {what}{reason}", field)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text, with or without what the tokenizer adds round it."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        """Token ids of a text, with or without what the tokenizer adds round it.
+
+        The tokenizer hands even one text to threads of its own, which takes longer than a short one
+        does. A long one it encodes without the interpreter, and so is left to it.
+        """
+        ids: list[int]
+        if self._backend is not None and len(text) <= LONG_WORK:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:
+            ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
 
     async def prediction(self, text: str) -> tuple[int, ...]:
@@ -276,3 +286,11 @@ def _raises(work: Callable[[], object]) -> bool:
     except Exception:  # as above: whatever a template raises
         return True
     return False
+
+
+def _backend_of(tokenizer: PreTrainedTokenizerBase) -> Backend | None:
+    """What encodes one text for the tokenizer; None: it has nothing of the kind."""
+    backend: Backend | None = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        tokenizer("")  # so that the backend neither cuts nor pads, whatever its file says
+    return backend

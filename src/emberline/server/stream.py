@@ -199,8 +199,7 @@ class EventStream(Response):
                 await error.response()(scope, receive, send)
                 return
             await self._send(send, sse(dump_json(error.body())))
-        await self._send(send, DONE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     async def _start(self, send: Send) -> None:
         await send(
