@@ -19,6 +19,7 @@ from support.drafter_world import (
     BLOCK,
     HIDDEN,
     LENGTHS,
+    PAGE_SIZE,
     TAPS,
     VOCAB,
     TinyTarget,
@@ -171,6 +172,17 @@ def test_context_is_read(drafter: Drafter) -> None:
     assert before.logits is not None
     assert after.logits is not None
     assert not torch.allclose(before.logits, after.logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dspark", "dflash"])
+def test_what_a_broken_request_leaves_is_finite(tmp_path: Path, name: str) -> None:
+    """Its pages are cleared as soon as it has failed, and its last rows are written behind that."""
+    world = World(CASES[name](tmp_path))
+    world.observe(0, 0, 3, torch.full((3, len(TAPS) * HIDDEN), float("nan")))
+    for pool in world.drafter.kv_pools:
+        assert pool.keys.isfinite().all()
+        assert pool.values.isfinite().all()
+        assert not pool.values[:, world.page_table[0, 0] * PAGE_SIZE].any()
 
 
 def test_observing_nothing_is_allowed(drafter: Drafter) -> None:

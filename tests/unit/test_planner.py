@@ -16,7 +16,9 @@ from torch import Tensor
 from emberline.batch import Admission, DraftProposal, StepShape
 from emberline.verify import outlook
 from emberline.verify.outlook import (
+    LAG,
     PROBE_EVERY,
+    STILL_STEPS,
     Confidences,
     Outlook,
     Ranked,
@@ -544,6 +546,32 @@ def test_a_plan_is_kept_while_about_as_many_requests_run(monkeypatch: pytest.Mon
     assert looks == [16] * 5
     step(planner, dict.fromkeys(range(12), [1.0] * 4))
     assert looks[5:] == [12]
+
+
+def test_a_plan_not_to_draft_is_kept_while_the_same_number_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+    look = outlook.tokens_per_second_by_depth
+
+    def counted(ranked: Ranked, shape: StepShape, prices: Prices) -> NDArray[np.float64]:
+        looks.append(len(shape.serials))
+        return look(ranked, shape, prices)
+
+    monkeypatch.setattr(outlook, "tokens_per_second_by_depth", counted)
+    dear = StepCosts(target=((4, 4, 1.0), (4, 8, 2.0), (4, 24, 9.0)), draft=((4, 5, 5.0),))
+    planner = LaggedTopK(dear)
+    poor = dict.fromkeys(range(4), [0.1] * 4)
+    while any(step(planner, poor)):
+        pass
+    for _ in range(LAG):
+        step(planner, poor)
+    looks.clear()
+    for _ in range(2 * STILL_STEPS):
+        assert not any(step(planner, poor))
+    assert looks == [4, 4]
+    assert not any(step(planner, {**poor, 9: [0.1] * 4}))  # one more may not be, so far on
+    assert looks[2:] == [5]
 
 
 def test_what_the_device_is_left_to_do() -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from emberline.batch import CommittedTokens
 from emberline.cache.kv_pool import KVPool
+from emberline.drafters.backlog import Backlog, ContextRows
 from emberline.drafters.block_config import DraftConfig
 from emberline.drafters.block_kernels import BlockKernels
 from emberline.drafters.block_weights import BlockLayer, BlockWeights
@@ -61,17 +62,24 @@ class BlockBackbone:
         self._row_granule = row_granule
         self._width = in_granules(config.block_size, row_granule)
         self._weights = BlockWeights.take(config, weights, dtype, device)
-        self.kv_pool = KVPool.allocate(config.kv_spec, num_pages, page_size, dtype, device)
+        self._kv_pool = KVPool.allocate(config.kv_spec, num_pages, page_size, dtype, device)
+        self._backlog = Backlog(self._write_context)
         self._rope = config.rope.to(device)
         self._fast: BlockKernels | None = None
         if kernels is not None:
             rope = self._rope.tabulate(max_model_len + config.block_size, dtype)
             self._fast = BlockKernels.prepare(
-                kernels, config, self._weights, self.kv_pool, rope, embed
+                kernels, config, self._weights, self._kv_pool, rope, embed
             )
 
+    @property
+    def kv_pool(self) -> KVPool:
+        """Keys and values of everything that was observed."""
+        self._backlog.settle()
+        return self._kv_pool
+
     def observe(self, committed: CommittedTokens) -> None:
-        """Write the keys and values of committed tokens at their slots.
+        """Write the keys and values of committed tokens at their slots, before anybody reads them.
 
         A token's context entry is `hidden_norm(fc(taps))`; it goes through each layer's k_proj,
         k_norm and RoPE (at the token's position) and v_proj, without `input_layernorm`.
@@ -81,21 +89,24 @@ class BlockBackbone:
         if self._fast is not None:
             self._fast.follow(committed.taps, committed.positions, committed.slot_mapping)
             return
-        config, context = self.config, self._weights.context
-        count = committed.taps.shape[0]
-        if count == 0:
-            return
-        taps = committed.taps.to(self.dtype)
+        rows = ContextRows(committed.taps, committed.positions, committed.slot_mapping)
+        self._backlog.add(rows)
+
+    def _write_context(self, rows: ContextRows) -> None:
+        config, context, count = self.config, self._weights.context, len(rows.slots)
+        taps = rows.taps.to(self.dtype)
         taps = F.pad(taps, (0, 0, 0, in_granules(count, self._row_granule) - count))
         entries = rms_norm(context.fc(taps), context.norm, config.rms_norm_eps)
-        flat = context.kv(entries)[:count]
+        # The request may have broken, and its pages may have been cleared and given up, by now:
+        # they must stay finite (`KVPool.clear`).
+        flat = context.kv(entries)[:count].nan_to_num(0.0, 0.0, 0.0)
         kv = flat.view(count, config.num_layers, 2, config.num_kv_heads, config.head_dim)
         keys = rms_norm(kv[:, :, 0], context.k_norm, config.rms_norm_eps)
-        keys = rotate(keys.flatten(1, 2), *self._rope.cos_sin(committed.positions, self.dtype))
+        keys = rotate(keys.flatten(1, 2), *self._rope.cos_sin(rows.positions, self.dtype))
         keys = keys.view(count, config.num_layers, config.num_kv_heads, config.head_dim)
         values = self._values(kv[:, :, 1])
         for layer in range(config.num_layers):
-            self.kv_pool.write(layer, committed.slot_mapping, keys[:, layer], values[:, layer])
+            self._kv_pool.write(layer, rows.slots, keys[:, layer], values[:, layer])
 
     def follow(self, taps: Tensor, positions: Tensor, slot_mapping: Tensor) -> None:
         """`observe` of bare tensors, which a graph can capture: see `drafters.base.Capturable`."""

@@ -44,6 +44,8 @@ PROBE_EVERY = 128
 """Steps without drafting after which one request drafts, so that the mean stays true."""
 MOST_POINTS = 256
 """Budgets at which depths are compared: every one, or with more drafts every second, third .."""
+STILL_STEPS = 16
+"""For how many steps a plan not to draft is kept at least, with as many requests."""
 MOST_CHANGE = 8
 """A kept plan is for as many requests, to within this part of them."""
 
@@ -265,8 +267,10 @@ class Outlook:
         """Whether this step is to be looked at by itself."""
         change = abs(len(shape.serials) - self._num_reqs)
         is_probe = self._num_undrafted + 1 == PROBE_EVERY
+        # Where nobody drafts nothing is learnt, and for as many requests nothing would change.
+        is_still = not (self._depth or change) and self._known is _NOTHING
         return (
-            self._age >= self._every
+            self._age >= (max(self._every, STILL_STEPS) if is_still else self._every)
             or self._num_drafting <= LAG + 1  # the first confidences have only come by then
             or bool(shape.predicted)
             or is_probe
