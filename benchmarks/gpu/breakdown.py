@@ -309,7 +309,7 @@ def measure(
         "requests": len(prompts),
         "draft": speculate,
         **steps.row(),
-        "host_parts_us": parts.row(num_steps),
+        "host_parts_us": parts.row(),
         "launches": round(seen.launches, 1),
         "layer_launches": seen.layer_launches,
         "host_calls": {name: round(count, 2) for name, count in seen.calls.items()},

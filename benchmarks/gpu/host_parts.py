@@ -6,6 +6,7 @@ time is its own: that of wrapped calls inside it is theirs. Must not know tables
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -45,9 +46,10 @@ CALLS: tuple[tuple[Any, str, str], ...] = (
 
 @dataclass(slots=True)
 class HostParts:
-    """Seconds by part."""
+    """Seconds by part, of every outermost call: a step."""
 
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    steps: list[dict[str, float]] = field(default_factory=list)
+    _now: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _inside: list[float] = field(default_factory=list)  # of wrapped calls, by depth
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,9 +62,12 @@ class HostParts:
                 return function(*args, **kwargs)
             finally:
                 taken = time.perf_counter() - began
-                self.seconds[name] += taken - self._inside.pop()
+                self._now[name] += taken - self._inside.pop()
                 if self._inside:
                     self._inside[-1] += taken
+                else:
+                    self.steps.append(dict(self._now))
+                    self._now.clear()
 
         return run
 
@@ -75,7 +80,12 @@ class HostParts:
                 stack.enter_context(mock.patch.object(owner, function, timed))
             yield
 
-    def row(self, num_steps: int) -> dict[str, float]:
-        """Microseconds a step, the longest first."""
-        parts = sorted(self.seconds.items(), key=lambda part: -part[1])
-        return {name: round(1e6 * seconds / num_steps, 1) for name, seconds in parts}
+    def row(self) -> dict[str, list[float]]:
+        """Median and mean microseconds a step, by part, the longest first."""
+        names = {name for step in self.steps for name in step}
+        columns = {name: [1e6 * step.get(name, 0.0) for step in self.steps] for name in names}
+        parts = {
+            name: [round(statistics.median(taken), 1), round(statistics.fmean(taken), 1)]
+            for name, taken in columns.items()
+        }
+        return dict(sorted(parts.items(), key=lambda part: [-us for us in part[1]]))

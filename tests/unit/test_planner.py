@@ -574,6 +574,20 @@ def test_a_plan_not_to_draft_is_kept_while_the_same_number_runs(
     assert looks[2:] == [5]
 
 
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_a_bad_stretch_is_no_reason_to_go_on_without_drafts(kind: type[CausalGreedy]) -> None:
+    """What was expected of it is forgotten with it: by the mean drafting pays again."""
+    costs = StepCosts(target=((1, 1, 1.0), (1, 5, 1.4)), draft=((1, 4, 0.2),))
+    planner = kind(costs)
+    for _ in range(40):
+        assert any(step(planner, {1: [0.9] * 4}))
+    lens = [sum(step(planner, {1: [0.0] * 4})) for _ in range(LAG + 1)]
+    for _ in range(6):
+        lens.append(sum(step(planner, {1: [0.9] * 4})))
+    assert 0 in lens
+    assert 0 not in lens[-2:]
+
+
 def test_what_the_device_is_left_to_do() -> None:
     shape = StepShape(2, 2, (1, 2), (4, 3))
     everything, by_survival = VerifyAll(), Threshold(0.3)

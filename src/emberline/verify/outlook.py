@@ -164,6 +164,7 @@ class Outlook:
         self._share = 1.0  # of its drafts that are verified
         self._is_whole = False  # whether nothing is better than all of them by the margin
         self._num_reqs = 0  # that it was made for
+        self._is_blind = False  # whether it was made by the means alone
         self._num_drafting = 0  # steps in which somebody could draft
         self._steps: deque[_Step] = deque()  # the latest, at most `LAG` once one is planned
         self._known = _NOTHING  # of the step `LAG` before the one being planned
@@ -268,7 +269,7 @@ class Outlook:
         change = abs(len(shape.serials) - self._num_reqs)
         is_probe = self._num_undrafted + 1 == PROBE_EVERY
         # Where nobody drafts nothing is learnt, and for as many requests nothing would change.
-        is_still = not (self._depth or change) and self._known is _NOTHING
+        is_still = self._is_blind and self._known is _NOTHING and not (self._depth or change)
         return (
             self._age >= (max(self._every, STILL_STEPS) if is_still else self._every)
             or self._num_drafting <= LAG + 1  # the first confidences have only come by then
@@ -288,6 +289,7 @@ class Outlook:
     def _depths(self, shape: StepShape) -> tuple[int, ...]:
         self._average(self._known)
         self._age, self._num_reqs = 0, len(shape.serials)
+        self._is_blind = self._known is _NOTHING
         expected = self.expected(shape)
         limits, chances = expected.lens, chances_of(shape)
         drawn = (limits > 0) & (chances == 0)
