@@ -5,7 +5,7 @@ python benchmarks/serving.py [--concurrency 1 2 4 8 16] [--rounds 3] [--prompts 
 
 One server a policy, `emberline bench serve`'s closed loop on them in turn, concurrency by
 concurrency and round by round: a machine that slows down slows all of them. A server that is not
-asked sleeps.
+asked sleeps. What counts is the time in which every user has a request.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import itertools
 import statistics
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from emberline.bench.client import RequestRecord
 from emberline.bench.metrics import LevelSummary, summarize
 from emberline.bench.prompts import Prompt, PromptSet, fixed_prompts
 from emberline.bench.session import Plan, measure
@@ -64,6 +66,15 @@ class Silent:
         """Nothing to say."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One closed loop."""
+
+    summary: LevelSummary
+    tokens: float  # that came while every user had a request
+    seconds: float  # of that
+
+
 def start(stack: ExitStack, name: str, port: int, options: Sequence[str]) -> Arm:
     """A server of its own for a policy; ended with the stack."""
     program = Path(sys.executable).with_name("emberline")
@@ -76,7 +87,7 @@ def start(stack: ExitStack, name: str, port: int, options: Sequence[str]) -> Arm
     return Arm(name, url)
 
 
-def run_level(arm: Arm, concurrency: int, prompts: PromptSet, args: argparse.Namespace) -> Any:
+def run_level(arm: Arm, concurrency: int, prompts: PromptSet, args: argparse.Namespace) -> Measured:
     """One closed loop on one server."""
     plan = Plan(
         server=ServerSettings(base_url=arm.url),
@@ -91,23 +102,41 @@ def run_level(arm: Arm, concurrency: int, prompts: PromptSet, args: argparse.Nam
     summary = summarize(session.runs[0])
     if summary.failed:
         raise SystemExit(f"{arm.name}: requests failed: {summary.failures}")
-    return summary
+    return Measured(summary, *while_all_ask(session.runs[0].records))
 
 
-def combine(rounds: Sequence[LevelSummary]) -> dict[str, float]:
+def while_all_ask(records: Sequence[RequestRecord]) -> tuple[float, float]:
+    """Tokens and seconds until the first user has nothing more to ask.
+
+    Behind that fewer and fewer requests are in flight. Answers of one length that go on in step
+    have no such end, and others would be charged for being out of step.
+    """
+    last = max(one.start for one in records)
+    until = min(one.end for one in records if one.end > last)
+    tokens = 0.0
+    for one in records:
+        share = bisect_right(one.chunk_times, until) / max(1, len(one.chunk_times))
+        tokens += share * (one.completion_tokens or 0)
+    return tokens, until - min(one.start for one in records)
+
+
+def combine(rounds: Sequence[Measured]) -> dict[str, float]:
     """One arm at one concurrency over all rounds."""
-    tokens = sum(summary.completion_tokens or 0 for summary in rounds)
-    seconds = sum(summary.duration_seconds for summary in rounds)
-    lengths = [s.acceptance_length for s in rounds if s.acceptance_length is not None]
+    tokens, seconds = sum(one.tokens for one in rounds), sum(one.seconds for one in rounds)
+    speeds = [one.tokens / one.seconds for one in rounds]
+    summaries = [one.summary for one in rounds]
+    whole = sum(s.completion_tokens or 0 for s in summaries)
+    lengths = [s.acceptance_length for s in summaries if s.acceptance_length is not None]
     return {
         "output_tokens_per_second": tokens / seconds,
-        "completion_tokens": tokens,
+        "with_the_ends": whole / sum(s.duration_seconds for s in summaries),
+        "completion_tokens": whole,
         "seconds": seconds,
-        "ttft_ms": statistics.median(s.ttft_ms.median for s in rounds if s.ttft_ms),
-        "tpot_ms": statistics.median(s.tpot_ms.median for s in rounds if s.tpot_ms),
+        "ttft_ms": statistics.median(s.ttft_ms.median for s in summaries if s.ttft_ms),
+        "tpot_ms": statistics.median(s.tpot_ms.median for s in summaries if s.tpot_ms),
         "acceptance_length": statistics.mean(lengths) if lengths else 1.0,
-        "slowest_round": min(s.output_tokens_per_second or 0.0 for s in rounds),
-        "fastest_round": max(s.output_tokens_per_second or 0.0 for s in rounds),
+        "slowest_round": min(speeds),
+        "fastest_round": max(speeds),
     }
 
 
@@ -172,7 +201,7 @@ def main() -> None:
     groups = prompt_sets.load(args.prompts, 20 if args.prompts else 6).values()
     texts = [text for row in itertools.zip_longest(*groups) for text in row if text]
     prompts = fixed_prompts("given" if args.prompts else "own", [Prompt(text) for text in texts])
-    summaries: dict[tuple[int, str], list[LevelSummary]] = {}
+    measured: dict[tuple[int, str], list[Measured]] = {}
     with ExitStack() as stack:
         arms = [
             start(stack, name, args.port + index, options)
@@ -186,12 +215,12 @@ def main() -> None:
         ]
         with Progress(console=Console(stderr=True)) as bar:
             for count, arm in bar.track(runs, description="levels"):
-                summary = run_level(arm, count, prompts, args)
-                speed = summary.output_tokens_per_second
+                one = run_level(arm, count, prompts, args)
+                speed = one.tokens / one.seconds
                 bar.console.print(f"{count:3} in flight, {arm.name}: {speed:.1f} tokens/s")
-                summaries.setdefault((count, arm.name), []).append(summary)
+                measured.setdefault((count, arm.name), []).append(one)
     levels = {
-        str(count): {name: combine(summaries[count, name]) for name in args.policies}
+        str(count): {name: combine(measured[count, name]) for name in args.policies}
         for count in args.concurrency
     }
     compared = ratios(levels)

@@ -142,6 +142,7 @@ CHAT_ONLY = [
     ),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"structured_outputs": {"regex": "["}}, "structured_outputs.regex"),
+    ({"structured_outputs": {}}, "structured_outputs"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
     ({"modalities": ["audio"]}, "modalities"),
@@ -358,6 +359,7 @@ def test_lengths_at_the_context_limit(server: Server) -> None:
 def test_routes_models_and_methods(server: Server) -> None:
     refused(server, "/v1/embeddings", {}, status=404)
     refused(server, "/v1/models", {}, status=405)
+    refused(server, CHAT + "/", {"messages": MESSAGES}, status=404)  # not an empty redirection
     error = refused(server, CHAT, {"messages": MESSAGES, "model": "gpt"}, "model", 404)
     assert error["code"] == "model_not_found"
     assert server.get("/v1/models/other").status_code == 404

@@ -117,7 +117,12 @@ def create_app(
             await asyncio.wait([auditing])
         engine.shutdown()
 
-    app = FastAPI(title="Emberline", version=version("emberline"), lifespan=lifespan)
+    app = FastAPI(
+        title="Emberline",
+        version=version("emberline"),
+        lifespan=lifespan,
+        redirect_slashes=False,  # an empty redirection says less than that there is no such path
+    )
     install_error_handlers(app)
     for path, (endpoint, kind) in POST_ROUTES.items():
         _add_post(app, service, path, endpoint, kind)
