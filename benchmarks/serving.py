@@ -110,7 +110,7 @@ def length(index: int, tokens: int) -> int:
 
     Were all alike, answers without drafts would stay in step, their prompts in one batch.
     """
-    return tokens // 2 + index * 13 % (tokens + 1)
+    return tokens // 2 + index * 37 % (tokens + 1)
 
 
 def while_all_ask(records: Sequence[RequestRecord]) -> tuple[float, float]:
