@@ -527,7 +527,8 @@ def test_a_depth_is_worth_what_its_drafts_are(
         assert 0.98 * alone.max() <= theta.max() <= alone.max() * (1 + 1e-12)
 
 
-def test_a_plan_is_kept_while_about_as_many_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def note_looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The requests of every step that is looked at by itself from now on."""
     looks: list[int] = []
     look = outlook.tokens_per_second_by_depth
 
@@ -536,6 +537,11 @@ def test_a_plan_is_kept_while_about_as_many_requests_run(monkeypatch: pytest.Mon
         return look(ranked, shape, prices)
 
     monkeypatch.setattr(outlook, "tokens_per_second_by_depth", counted)
+    return looks
+
+
+def test_a_plan_is_kept_while_about_as_many_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = note_looks(monkeypatch)
     planner = LaggedTopK(CLIFF, every=5)
     sure = dict.fromkeys(range(16), [1.0] * 4)
     first = [sum(step(planner, sure)) for _ in range(13)]
@@ -551,14 +557,7 @@ def test_a_plan_is_kept_while_about_as_many_requests_run(monkeypatch: pytest.Mon
 def test_a_plan_not_to_draft_is_kept_while_the_same_number_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks: list[int] = []
-    look = outlook.tokens_per_second_by_depth
-
-    def counted(ranked: Ranked, shape: StepShape, prices: Prices) -> NDArray[np.float64]:
-        looks.append(len(shape.serials))
-        return look(ranked, shape, prices)
-
-    monkeypatch.setattr(outlook, "tokens_per_second_by_depth", counted)
+    looks = note_looks(monkeypatch)
     dear = StepCosts(target=((4, 4, 1.0), (4, 8, 2.0), (4, 24, 9.0)), draft=((4, 5, 5.0),))
     planner = LaggedTopK(dear)
     poor = dict.fromkeys(range(4), [0.1] * 4)
