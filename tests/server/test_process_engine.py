@@ -242,6 +242,9 @@ def test_a_killed_process_is_told_over_http(stream: bool, caplog: pytest.LogCapt
         refused = server.post("/v1/completions", body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
         assert server.get("/metrics").status_code == 200
+        left = engine.snapshot()  # nobody runs any more, for metrics and for who drains
+        assert (left.num_running, left.num_waiting, left.kv_usage) == (0, 0, 0.0)
+        assert left.generation_tokens > 0
     assert "no more requests are taken" in caplog.text
     assert "Traceback" not in caplog.text
 

@@ -143,6 +143,7 @@ CHAT_ONLY = [
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"structured_outputs": {"regex": "["}}, "structured_outputs.regex"),
     ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
     ({"modalities": ["audio"]}, "modalities"),

@@ -291,6 +291,7 @@ class ProcessEngine(RunningEngine):
             errands, streams = list(self._errands.values()), dict(self._streams)
             self._errands.clear()
             self._streams.clear()
+        self._snapshot = replace(self._snapshot, num_running=0, num_waiting=0, kv_usage=0.0)
         failure = self._failure
         for errand, _ in errands:
             errand.decide(ShuttingDown() if failure is None else EngineStopped(failure))

@@ -214,11 +214,6 @@ def _from_structured(
     """At most as many as there are ways: more than one is a contradiction like any other."""
     if wanted is None:
         return []
-    if not wanted.model_dump(exclude_none=True):
-        ways = ", ".join(name.rstrip("_") for name in StructuredOutputs.model_fields)
-        raise InvalidRequest(
-            f"structured_outputs asks for nothing: give one of {ways}", "structured_outputs"
-        )
 
     def tagged(value: StructuralTag | str) -> Grammar:
         return structural_grammar(parse_tag(value), tokens)
@@ -232,6 +227,10 @@ def _from_structured(
     ]
     if wanted.json_object:
         asked.append(AskedGrammar(Grammar.json_object(), "structured_outputs.json_object"))
+    if not asked:
+        ways = ", ".join(name.rstrip("_") for name in StructuredOutputs.model_fields)
+        message = f"structured_outputs asks for nothing: give one of {ways}, or leave it out"
+        raise InvalidRequest(message, "structured_outputs")
     return asked
 
 
