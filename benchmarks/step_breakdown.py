@@ -20,6 +20,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -199,23 +201,20 @@ def on_gpu(args: argparse.Namespace) -> None:
         breakdown.run_counted(seen.engine, seen.prompts(most), steps)
         return
     bandwidth = copy_bandwidth(5)
-    rows = []
-    for num_reqs in args.requests:
-        for speculate in (False, True):
-            try:
-                rows.append(
-                    breakdown.measure(
-                        seen.engine,
-                        seen.prompts(num_reqs),
-                        speculate=speculate,
-                        num_steps=steps,
-                        needs=seen.needs,
-                        bandwidth=bandwidth,
-                        num_layers=seen.num_layers,
-                    )
-                )
-            except Exception as problem:  # the other sizes may run: there is no second look
-                print(f"{num_reqs} requests, draft {speculate}: {problem!r}", flush=True)
+    engine, found, rows = seen.engine, [], []
+    for num_reqs, speculate in product(args.requests, (False, True)):
+        case = breakdown.Case(seen.prompts(num_reqs), speculate, steps)
+        try:
+            found.append((case, *breakdown.timed(engine, case)))
+        except Exception as problem:  # the other sizes may run: there is no second look
+            print(f"{num_reqs} requests, draft {speculate}: {problem!r}", flush=True)
+    for case, walls, parts in found:
+        try:
+            activity = breakdown.profiled(partial(case.run, engine), steps, seen.num_layers)
+        except Exception as problem:
+            print(f"{len(case.prompts)} requests: {problem!r}; {walls.row()}", flush=True)
+        else:
+            rows.append(breakdown.row(case, walls, parts, activity, seen.needs, bandwidth))
     figures = {**machine(args.device), "copy_bandwidth": bandwidth, "rows": rows}
     print("written:", record.write(args.out, {"info": seen.engine.info, **figures}))
 

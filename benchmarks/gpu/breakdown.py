@@ -1,9 +1,9 @@
 """Where a step's time goes on a GPU: launches, bytes, the host's share, and how long nothing ran.
 
 Decode steps of a running engine, seen from outside. One pass warms up (graphs are captured when a
-shape is first met), one is timed as it is, one is profiled; each begins with fresh requests, greedy
-ones, so that all meet the same shapes. Owns the passes and what is read off them. The command line
-is `step_breakdown.py --device cuda`.
+shape is first met), one is timed as it is, one call by call, and one is profiled, once everything
+else has been timed; each begins with fresh requests, greedy ones, so that all meet the same shapes.
+Owns the passes and what is read off them. The command line is `step_breakdown.py --device cuda`.
 """
 
 from __future__ import annotations
@@ -274,40 +274,58 @@ def _token_bytes(pool: KVPool) -> float:
     return numbers * pool.keys.element_size()
 
 
-def measure(
-    engine: Engine,
-    prompts: Sequence[tuple[int, ...]],
-    *,
-    speculate: bool,
-    num_steps: int,
-    needs: Needs,
-    bandwidth: float,
-    num_layers: int,
-) -> dict[str, object]:
-    """One row: these requests, drafted for or not."""
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=answer_length(num_steps, engine.max_draft_tokens),
-        ignore_eos=True,
-        speculate=speculate,
-    )
-    run_steps(engine, prompts, params, num_steps)
-    stand_by(engine)
-    steps = run_steps(engine, prompts, params, num_steps)
-    parts = HostParts()
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Steps of some requests, drafted for or not."""
 
-    def with_parts(run: Callable[[], None]) -> None:
+    prompts: Sequence[tuple[int, ...]]
+    speculate: bool
+    num_steps: int
+
+    def run(
+        self, engine: Engine, around: Callable[[Callable[[], None]], None] = lambda run: run()
+    ) -> Steps:
+        """The steps, of fresh requests; see `run_steps`."""
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=answer_length(self.num_steps, engine.max_draft_tokens),
+            ignore_eos=True,
+            speculate=self.speculate,
+        )
+        return run_steps(engine, self.prompts, params, self.num_steps, around)
+
+
+def timed(engine: Engine, case: Case) -> tuple[Steps, HostParts]:
+    """A case's steps once it is warm, and what the host spends them on.
+
+    Before anything is profiled in this process: a profiler that has run once makes every later
+    launch of a graph cost the host several times as much.
+    """
+    case.run(engine)
+    stand_by(engine)
+    steps, parts = case.run(engine), HostParts()
+
+    def counted(run: Callable[[], None]) -> None:
         with parts.counting():
             run()
 
-    run_steps(engine, prompts, params, num_steps, with_parts)
-    seen = profiled(
-        lambda around: run_steps(engine, prompts, params, num_steps, around), num_steps, num_layers
-    )
-    num_bytes = needs.step(len(prompts), steps.context, drafts=speculate)
-    row: dict[str, object] = {
-        "requests": len(prompts),
-        "draft": speculate,
+    case.run(engine, counted)
+    return steps, parts
+
+
+def row(
+    case: Case,
+    steps: Steps,
+    parts: HostParts,
+    seen: Activity,
+    needs: Needs,
+    bandwidth: float,
+) -> dict[str, object]:
+    """What is told of a case. `bandwidth`: bytes a second."""
+    num_bytes = needs.step(len(case.prompts), steps.context, drafts=case.speculate)
+    told: dict[str, object] = {
+        "requests": len(case.prompts),
+        "draft": case.speculate,
         **steps.row(),
         "host_parts_us": parts.row(),
         "launches": round(seen.launches, 1),
@@ -321,11 +339,11 @@ def measure(
         "busy_over_needed": round(seen.busy * bandwidth / num_bytes, 2),
         "kernels": [[name, round(n, 2), round(us, 2)] for name, n, us in seen.by_name],
     }
-    short = {key: value for key, value in row.items() if key != "kernels"}
+    short = {key: value for key, value in told.items() if key != "kernels"}
     print(json.dumps(short), flush=True)
     for name, count, us in seen.by_name[:SHOWN]:
         print(f"    {us:9.1f} us {count:7.1f} x {name[:80]}", flush=True)
-    return row
+    return told
 
 
 def run_counted(engine: Engine, prompts: Sequence[tuple[int, ...]], num_steps: int) -> None:
@@ -333,11 +351,7 @@ def run_counted(engine: Engine, prompts: Sequence[tuple[int, ...]], num_steps: i
 
     Run it under `ncu --profile-from-start off --metrics dram__bytes.sum`.
     """
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=answer_length(num_steps, engine.max_draft_tokens),
-        ignore_eos=True,
-    )
+    case = Case(prompts, speculate=True, num_steps=num_steps)
 
     def around(run: Callable[[], None]) -> None:
         torch.cuda.synchronize()
@@ -346,6 +360,6 @@ def run_counted(engine: Engine, prompts: Sequence[tuple[int, ...]], num_steps: i
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()
 
-    run_steps(engine, prompts, params, num_steps)
-    run_steps(engine, prompts, params, num_steps, around)
+    case.run(engine)
+    case.run(engine, around)
     print(f"{num_steps} steps of {len(prompts)} requests were marked", flush=True)

@@ -4,8 +4,8 @@
 
 Every cell is a batch call of `LLM.generate`, prompts and text included; end-of-sequence is ignored,
 so that every answer has its full length. The cells of one number of requests take turns, and each
-is given the median. Where fewer than 8 requests run at once a cell is as many calls in turn as make
-8 prompts. Every cell is a line of JSON, as `gpu.compare` reads them.
+is given the median. A cell is four calls in turn, of different prompts, and where fewer than 8
+requests run at once as many as make 8 prompts. Every cell is a line of JSON, as `gpu.compare` reads them.
 """
 
 from __future__ import annotations
@@ -126,7 +126,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = settings(args.device, args.dtype, most, longest + args.new_tokens)
     llm = LLM(args.model, args.draft, config)
     prompts = prompts or random_prompts(max(8, most), RANDOM_LENGTH, llm.engine.vocab_size)
-    bench = Bench(llm.engine, generate_text(llm), prompts, args.new_tokens, args.temperature)
+    bench = Bench(
+        llm.engine,
+        generate_text(llm),
+        prompts,
+        args.new_tokens,
+        args.temperature,
+        least_calls=args.calls,
+    )
     bench.run(Cell(1, NO_DRAFT, 0), 1)
     start = {"kind": "startup", "engine": "emberline", "seconds": round(seconds_alive(), 2)}
     print(json.dumps(start), flush=True)
@@ -167,6 +174,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--reps", type=int, default=3, help="of each cell, the median counts")
+    parser.add_argument("--calls", type=int, default=4, help="of a cell, at least, each timed run")
     parser.add_argument("--prompts", type=Path, help="a JSON list of token ids a line")
     parser.add_argument("--random", action="store_true", help="prompts of random ids")
     parser.add_argument("--device", default="cuda")

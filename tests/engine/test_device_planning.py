@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-import numpy as np
 import pytest
 import torch
 from test_device_fuzz import alone, check_end, on_device
@@ -14,7 +13,7 @@ from emberline.batch import StepShape
 from emberline.engine.device_flight import Landing, Landings
 from emberline.engine.engine import Engine
 from emberline.types import Request, SamplingParams
-from emberline.verify.planner import LaggedTopK
+from emberline.verify.planner import DevicePlan, LaggedTopK, Numbers
 from emberline.verify.step_cost import StepCosts
 
 from support.bucketed import BucketDrafter, BucketTarget
@@ -37,11 +36,18 @@ class OverwrittenLandings(Landings):
         super().__init__(is_cuda=False)
 
     def bring(self, numbers: torch.Tensor) -> Landing:
-        return Landing(numbers.clone(), numbers.numel())
+        return Landing.on(numbers.clone())
 
     def give_back(self, landings: Iterable[Landing], event: object) -> None:
         for landing in landings:
-            landing.memory.fill_(11)
+            landing.numbers.fill_(11)
+
+
+class KeptLandings(OverwrittenLandings):
+    """Memory that nobody else ever gets."""
+
+    def give_back(self, landings: Iterable[Landing], event: object) -> None:
+        pass
 
 
 class FailingPlanner(LaggedTopK):
@@ -51,13 +57,23 @@ class FailingPlanner(LaggedTopK):
         super().__init__(COSTS, **options)  # type: ignore[arg-type]
         self.chance, self.share, self.num_failed = chance, share, 0
 
-    def learn(
-        self, shape: StepShape, confidence: torch.Tensor | None, num_drafted: torch.Tensor
-    ) -> None:
+    def learn(self, shape: StepShape, confidence: Numbers | None, num_drafted: Numbers) -> None:
         if self.chance.random() < self.share:
             self.num_failed += 1
             raise ArithmeticError("as if a step had failed")
         super().learn(shape, confidence, num_drafted)
+
+
+class NotedPlanner(LaggedTopK):
+    """Remembers what it planned."""
+
+    def __init__(self) -> None:
+        super().__init__(COSTS)
+        self.plans: list[DevicePlan] = []
+
+    def device_plan(self, shape: StepShape) -> DevicePlan:
+        self.plans.append(super().device_plan(shape))
+        return self.plans[-1]
 
 
 def any_request(chance: random.Random, name: str) -> Request:
@@ -115,20 +131,21 @@ def test_requests_that_come_and_go_end_as_if_alone(seed: int, share: float) -> N
     assert bool(planner.num_failed) == bool(share)
 
 
-def test_a_planner_keeps_nothing_that_is_overwritten() -> None:
-    """A plan is made of what came back, wherever that lay."""
-    shape = StepShape(2, 2, (1, 2), (5, 5))
-    sure, lens = np.full((2, 5), 0.6, dtype=np.float32), np.array([5, 5])
-    kept, fresh = LaggedTopK(COSTS), LaggedTopK(COSTS)
-    plans: list[list[object]] = [[], []]
-    for _ in range(6):
-        for planner, made in zip((kept, fresh), plans, strict=True):
-            depths = planner.depths(shape)
-            made.append((depths, planner.device_plan(StepShape(2, 2, (1, 2), depths))))
-            width = max(depths)
-            drawn, count = sure[:, :width].copy(), np.minimum(lens, width)
-            planner.learn(shape, torch.from_numpy(drawn), torch.from_numpy(count))
-            if planner is kept:
-                drawn.fill(np.nan)
-                count.fill(7)
+def test_plans_are_made_of_what_came_back_whatever_becomes_of_its_memory() -> None:
+    plans = []
+    for landings in (KeptLandings(), OverwrittenLandings()):
+        target = BucketTarget(VOCAB, scale=1.5, max_model_len=40, page_size=4)
+        engine = make_engine(
+            target, BucketDrafter(target, num_drafts=5, noise=1.0, doubt_every=2), max_num_reqs=4
+        )
+        planner = NotedPlanner()
+        on_device(engine, planner, overlap=True)
+        golden_runner(engine)._landings = landings
+        for i in range(4):
+            params = SamplingParams(temperature=0.9, seed=i, max_tokens=30, ignore_eos=True)
+            engine.add(Request(f"{i}", (1, 2, 3), params), Letters(params))
+        while engine.has_work:
+            engine.step()
+        plans.append(planner.plans)
     assert plans[0] == plans[1]
+    assert len({plan.budget for plan in plans[0]}) > 3, "the costs were meant to change plans"

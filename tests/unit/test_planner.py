@@ -447,7 +447,7 @@ def test_a_host_that_is_a_step_behind_plans_the_same(seed: int, every: int) -> N
         if waiting:
             behind.learn(*waiting.pop())
         if any(depths):
-            waiting.append((shape, says, drawn))
+            waiting.append((shape, says.numpy(), drawn.numpy()))
     assert len(plans) > 3
     assert num_undrafted > 10
 
@@ -455,7 +455,7 @@ def test_a_host_that_is_a_step_behind_plans_the_same(seed: int, every: int) -> N
 def test_steps_are_learnt_in_their_order_and_in_time() -> None:
     planner = LaggedTopK(FLAT)
     shapes = [StepShape(1, 1, (serial,), (2,)) for serial in range(4)]
-    says, drawn = torch.tensor([[0.5, 0.5]]), torch.tensor([2])
+    says, drawn = np.array([[0.5, 0.5]]), np.array([2])
     planner.depths(shapes[0])
     planner.depths(shapes[1])
     with pytest.raises(RuntimeError, match="does not wait"):
@@ -678,7 +678,7 @@ def test_blocks_of_any_shape_may_follow_each_other(seed: int) -> None:
             sound = np.minimum(depths, chance.integers(0, 8, len(depths)) + 3)
             ease = chance.random() ** 2
             sure = chance.random((len(depths), width), dtype=np.float32) ** ease
-            now = shape, torch.from_numpy(sure), torch.from_numpy(sound)
+            now = shape, sure, sound
         if waiting:
             planner.learn(*waiting.pop())
         if chance.random() < 0.03:  # this step has failed

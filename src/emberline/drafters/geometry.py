@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from transformers import Qwen3Config
-
 from emberline.drafters.block_config import BlockStyle, DraftConfig
 from emberline.drafters.dialects import DraftCheckpoint
 from emberline.drafters.dialects.flat import GEMMA4
 from emberline.drafters.eagle3_backbone import Eagle3Config
 from emberline.drafters.eagle3_checkpoint import EAGLE3_CLASSES, parse_eagle3
 from emberline.drafters.pairing import read_taps
+from emberline.models.decoder_fields import Qwen3Fields
 from emberline.models.rotary import RopeTable, rope_from_config
 from emberline.models.weights import ModelError
 from emberline.ops.gated import ACTIVATIONS, Activation
@@ -171,7 +170,7 @@ def _rope(raw: Mapping[str, Any]) -> RopeTable:
         raise KeyError("rope_theta")
     kept = {name: raw[name] for name in ROPE_FIELDS if raw.get(name) is not None}
     kept.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
-    table = rope_from_config(Qwen3Config(**kept))
+    table = rope_from_config(Qwen3Fields(**kept))
     if table.max_len is not None:
         raise ValueError("RoPE whose frequencies change with the length is not supported")
     return table

@@ -7,6 +7,7 @@ how steps are planned or started (`device_runner`), nor when requests end (`engi
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,15 +34,15 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where results come down."""
+    """Host memory where the results of a step come down."""
 
-    memory: Tensor  # [any] int64, on the host
-    size: int  # leading numbers that are used
+    numbers: Tensor  # [size] int64
+    array: NDArray[np.int64]  # the same memory
 
-    @property
-    def numbers(self) -> Tensor:
-        """[size] int64."""
-        return self.memory[: self.size]
+    @classmethod
+    def on(cls, numbers: Tensor) -> Landing:
+        """In this memory."""
+        return cls(numbers, numbers.numpy())
 
 
 class Landings:
@@ -54,20 +55,25 @@ class Landings:
     def __init__(self, *, is_cuda: bool) -> None:
         self.pace = HostPace()
         self._is_cuda = is_cuda
-        self._memory: list[Tensor] = []
+        self._free: dict[int, list[Landing]] = defaultdict(list)  # by size
         self._events: list[torch.cuda.Event] = []
+        self._stream: torch.cuda.Stream | None = None  # that steps run on; None: the current one
+
+    def follow(self) -> None:
+        """Steps run on the stream that is current by now: to ask at each takes the host long."""
+        if self._is_cuda:
+            self._stream = torch.cuda.current_stream()
 
     def bring(self, numbers: Tensor) -> Landing:
         """Those of a step on the host, once the device has got there: graphs overwrite them."""
-        size = numbers.numel()
         if not self._is_cuda:
-            return Landing(numbers, size)
-        at = next((i for i, free in enumerate(self._memory) if free.numel() >= size), None)
-        if at is None:
-            memory = torch.empty(1 << size.bit_length(), dtype=torch.int64, pin_memory=True)
+            return Landing.on(numbers)
+        size = numbers.numel()
+        free = self._free[size]
+        if free:
+            landing = free.pop()
         else:
-            memory = self._memory.pop(at)
-        landing = Landing(memory, size)
+            landing = Landing.on(torch.empty(size, dtype=torch.int64, pin_memory=True))
         landing.numbers.copy_(numbers, non_blocking=True)
         return landing
 
@@ -76,7 +82,7 @@ class Landings:
         if not self._is_cuda:
             return None
         event = self._events.pop() if self._events else torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(self._stream)
         return event
 
     def wait(self, event: torch.cuda.Event | None) -> None:
@@ -90,7 +96,8 @@ class Landings:
         """Nobody reads these any more."""
         if event is not None:
             self._events.append(event)
-            self._memory += [landing.memory for landing in landings]
+            for landing in landings:
+                self._free[len(landing.array)].append(landing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +131,16 @@ class DeviceFlight:
         """What a group's requests did, in its own order."""
         live, bucket = len(group.places), group.bucket
         # Not what lies in the landing, which the next step may overwrite.
-        numbers = group.landing.numbers.numpy().copy()
+        numbers = group.landing.array.copy()
         places = places_of(bucket.num_reqs, bucket.num_drafts, bucket.num_top, len(numbers))
         result = places.read(numbers)
         if group.shape is not None:
             sure = result.confidence
-            self.planner.learn(
-                group.shape,
-                None if sure is None else torch.from_numpy(sure[:live]),
-                torch.from_numpy(result.num_drafted[:live]),
-            )
+            known = None if sure is None else sure[:live]
+            self.planner.learn(group.shape, known, result.num_drafted[:live])
         start_loc = result.emitted_start_loc[: live + 1]
         ids, broken = result.token_ids[: start_loc[-1]], dict[int, str]()
-        if len(ids) and ids.min() < 0:  # its last token, of who emitted any
+        if np.count_nonzero(ids < 0):  # its last token, of who emitted any
             last = ids[start_loc[1:] - 1] < 0
             broken = dict.fromkeys(np.flatnonzero(last & (np.diff(start_loc) > 0)), BROKEN_ERROR)
         return Outcome(

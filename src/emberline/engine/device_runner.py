@@ -85,7 +85,7 @@ class DeviceRunner:
         self._decoders: _Decoders | None = None
         self._asked: tuple[object, ...] = ()  # what it is to do, and the bucket that fits that
         self._wanted = Bucket(1, 1, 1)
-        self._written: tuple[object, ...] = ()  # what these controls say, and for which bucket
+        self._held: Bucket | None = None  # what these controls say it in; None: not written yet
         self._numbers = np.zeros(0, dtype=np.int64)
         self._controlled: NDArray[np.int64] | None = None  # the controls on the device
         self._choice = BucketChoice(sizes)
@@ -112,6 +112,7 @@ class DeviceRunner:
         steps: list[tuple[Sequence[int], Bucket, NDArray[np.int64], StepShape | None]] = []
         is_new = plan is not self._plan
         if is_new:
+            self._landings.follow()
             self._decoders = self._look_at(plan)
             self._plan = plan
         if self._decoders is not None:
@@ -220,20 +221,22 @@ class DeviceRunner:
         shape, admits = self._plan_drafts(decoders.shape)
         asked = decoders, shape.draft_limits, admits
         if asked != self._asked:
-            self._asked = asked
+            self._asked, self._held = asked, None
             self._wanted = self._bucket(decoders, max(shape.draft_limits), admits.budget)
-        bucket = self._choose(self._wanted)
-        if (asked, bucket) != self._written:
-            self._written = asked, bucket
-            # Whatever the step has room for anyway is verified as well.
-            room = bucket.num_tokens - len(decoders.slots)
-            self._numbers = self.parts.controls.write(
-                self._filled(decoders.slots, bucket.num_reqs),
-                shape.draft_limits,
-                budget=min(sum(shape.draft_limits), room),
-                threshold=admits.threshold,
-            )
-        return bucket, self._numbers, shape if self._wanted.num_drafts else None
+        if self._held is not self._wanted:
+            bucket = self._choose(self._wanted)
+            if bucket != self._held:
+                self._held = bucket
+                # Whatever the step has room for anyway is verified as well.
+                room = bucket.num_tokens - len(decoders.slots)
+                self._numbers = self.parts.controls.write(
+                    self._filled(decoders.slots, bucket.num_reqs),
+                    shape.draft_limits,
+                    budget=min(sum(shape.draft_limits), room),
+                    threshold=admits.threshold,
+                )
+        assert self._held is not None
+        return self._held, self._numbers, shape if self._wanted.num_drafts else None
 
     def _bucket(self, decoders: _Decoders, depth: int, budget: int) -> Bucket:
         """What a decode step of so many drafts would best run in."""

@@ -73,11 +73,12 @@ class StandingBatch:
         written.
         """
         lens = self._lens + outcome.start_loc[1:] - outcome.start_loc[:-1]
-        if outcome.broken or (lens >= self._limits).any():
+        # (Counting takes a third of the time of asking for any.)
+        if outcome.broken or np.count_nonzero(lens >= self._limits):
             return False
         if len(self._stops):
             places = np.minimum(outcome.token_ids, len(self._stops) - 1)
-            if self._stops[places].any():
+            if np.count_nonzero(self._stops[places]):
                 return False
         self._lens = lens
         self._num_unread -= 1

@@ -8,15 +8,13 @@ requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from transformers.activations import ACT2FN
 
 from emberline.batch import ForwardBatch, KVSpec, TargetOutput
 from emberline.cache.kv_pool import KVPool
 from emberline.layout import Rows, Scored, TokenLayout, Tokens
+from emberline.models.activation import activation
 from emberline.models.decoder_config import DecoderConfig
 from emberline.models.decoder_kernels import DecoderKernels
 from emberline.models.decoder_weights import DecoderLayer, DecoderWeights
@@ -51,7 +49,7 @@ class Decoder:
         self._taps = taps
         self._max_model_len = max_model_len
         self._fill = float("nan") if poison_padding else 0.0
-        self._act: Callable[[Tensor], Tensor] = ACT2FN[config.hidden_act]
+        self._act = activation(config.hidden_act)
         self._rope = config.rope.to(str(weights.embedding.device))
         self._scale = config.head_dim**-0.5
         self._fast: DecoderKernels | None = None

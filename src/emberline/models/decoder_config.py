@@ -11,18 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
-from transformers.activations import ACT2FN
+from transformers import PretrainedConfig
 
 from emberline.batch import KVSpec
+from emberline.models.activation import activation
+from emberline.models.decoder_fields import LlamaFields, MistralFields, Qwen2Fields, Qwen3Fields
 from emberline.models.rotary import RopeTable, rope_from_config
 from emberline.models.weights import ModelError
 
 _CONFIGS: dict[str, type[PretrainedConfig]] = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
+    "llama": LlamaFields,
+    "mistral": MistralFields,
+    "qwen2": Qwen2Fields,
+    "qwen3": Qwen3Fields,
 }
 SUPPORTED_MODEL_TYPES = tuple(_CONFIGS)
 
@@ -121,8 +122,7 @@ class DecoderConfig:
         heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
         if heads % kv_heads:
             raise ModelError(f"{heads} attention heads do not share {kv_heads} key-value heads")
-        if hf.hidden_act not in ACT2FN:
-            raise ModelError(f"hidden_act {hf.hidden_act!r} is unknown")
+        activation(hf.hidden_act)
         rope = rope_from_config(hf)
         return cls(
             model_type=model_type,

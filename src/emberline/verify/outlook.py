@@ -19,6 +19,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,17 +74,13 @@ class Ranked:
 class Confidences:
     """Confidence of each draft of B blocks, given that those before it survive."""
 
-    values: Floats  # [B, K] in [0, 1]
+    values: NDArray[Any]  # [B, K] floats in [0, 1], once they are `sound`
     lens: Ints  # [B], drafts that there are of each block
 
     @classmethod
     def of(cls, confidence: Tensor, num_drafted: Tensor) -> Confidences:
-        """Those of a proposal: [B, K] and [B]. NaN counts as 0: unknown is not worth verifying.
-
-        They are kept for some steps, and the memory that they are read from is not: it is copied.
-        """
-        values = confidence.cpu().numpy().astype(np.float64)
-        return cls(np.fmin(np.fmax(values, 0.0), 1.0), num_drafted.cpu().numpy().copy())
+        """Those of a proposal: [B, K] and [B], in memory of their own."""
+        return cls(sound(confidence.cpu().numpy()), num_drafted.cpu().numpy().copy())
 
     def ranked(self) -> Ranked:
         """Every draft, the likeliest to survive first.
@@ -100,12 +97,17 @@ class Confidences:
         return Ranked(survival[order], positions[order], reqs[order], num_reqs)
 
 
+def sound(values: NDArray[Any]) -> Floats:
+    """Confidences within [0, 1]. NaN counts as 0: unknown is not worth verifying."""
+    return np.fmin(np.fmax(values.astype(np.float64), 0.0), 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Learnt:
     """The confidences of a step, by request."""
 
     serials: tuple[int, ...]  # [B]
-    values: Floats  # [B, K]
+    values: NDArray[Any]  # [B, K], as they came: most steps' are never looked at
     lens: Ints  # [B], of the drafter's blocks
 
     def of(self, serials: tuple[int, ...]) -> _Learnt:
@@ -218,7 +220,7 @@ class Outlook:
 
         Args:
             shape: of that step. What is predicted teaches nothing about the drafter.
-            now: None: the drafter has none.
+            now: `sound` or not, and never changed again; None: the drafter has none.
 
         Raises:
             RuntimeError: no step waits, or it is one of other requests.
@@ -245,7 +247,7 @@ class Outlook:
         mean = self._mean[: values.shape[1]]
         values[:, : len(mean)] = mean
         known = self._known.of(shape.serials)
-        theirs = known.values[:, : values.shape[1]]
+        theirs = sound(known.values[:, : values.shape[1]])
         there = np.arange(theirs.shape[1]) < known.lens[:, None]
         np.copyto(values[:, : theirs.shape[1]], theirs, where=there)
         if shape.predicted:
@@ -333,7 +335,7 @@ class Outlook:
         if more:
             self._mean = np.append(self._mean, np.ones(more))
             self._num_seen = np.append(self._num_seen, np.zeros(more, dtype=np.int64))
-        values = learnt.values[:, :width]
+        values = sound(learnt.values[:, :width])
         reaching = np.ones_like(values)
         np.cumprod(values[:, :-1], axis=1, out=reaching[:, 1:])
         reaching *= np.arange(width) < learnt.lens[:, None]

@@ -14,10 +14,11 @@ can depend on a draft of its own step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from emberline.batch import Admission, DraftProposal, StepShape
@@ -31,6 +32,8 @@ from emberline.verify.outlook import (
 )
 from emberline.verify.prices import Padding, Prices
 from emberline.verify.step_cost import StepCosts
+
+Numbers = NDArray[Any]
 
 
 class Planner(Protocol):
@@ -86,15 +89,14 @@ class DevicePlanner(Planner, Protocol):
         """What the device does in this step; `shape` has the draft limits that `depths` gave."""
         ...
 
-    def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
+    def learn(self, shape: StepShape, confidence: Numbers | None, num_drafted: Numbers) -> None:
         """Take what came back from the oldest step with drafts that has not been learnt.
 
         Asked once for every step in which `depths` let anybody draft.
 
         Args:
             shape: of that step.
-            confidence: [B, K] on the host, where the next step's may overwrite it after the call;
-                None: the drafter has none.
+            confidence: [B, K] float32, kept and never changed again; None: the drafter has none.
             num_drafted: [B] int64, likewise.
         """
         ...
@@ -122,7 +124,7 @@ class VerifyAll:
         """Room for all."""
         return DevicePlan(sum(shape.draft_limits))
 
-    def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
+    def learn(self, shape: StepShape, confidence: Numbers | None, num_drafted: Numbers) -> None:
         """Nothing is remembered."""
 
     def step_takes_at_least(self, seconds: float) -> None:
@@ -166,7 +168,7 @@ class Threshold:
         """Room for all; what survives is known there."""
         return DevicePlan(sum(shape.draft_limits), self._threshold)
 
-    def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
+    def learn(self, shape: StepShape, confidence: Numbers | None, num_drafted: Numbers) -> None:
         """Nothing is remembered."""
 
     def step_takes_at_least(self, seconds: float) -> None:
@@ -259,19 +261,20 @@ class LaggedTopK:
 
     def admit(self, proposal: DraftProposal, shape: StepShape) -> Admission:
         """The expected best budget, by current survival."""
-        self.learn(shape, proposal.confidence, proposal.num_drafted)
         if proposal.confidence is None:
+            self._outlook.learn(shape, None)
             return _admission(proposal.num_drafted)
         now = Confidences.of(proposal.confidence, proposal.num_drafted)
+        self._outlook.learn(shape, now)
         return _allocation(now.ranked(), self.budget(shape), proposal)
 
     def device_plan(self, shape: StepShape) -> DevicePlan:
         """The budget; the device knows the survivals of now."""
         return DevicePlan(self.budget(shape))
 
-    def learn(self, shape: StepShape, confidence: Tensor | None, num_drafted: Tensor) -> None:
+    def learn(self, shape: StepShape, confidence: Numbers | None, num_drafted: Numbers) -> None:
         """Remember a step's confidences; they count from the second step after it."""
-        now = None if confidence is None else Confidences.of(confidence, num_drafted)
+        now = None if confidence is None else Confidences(confidence, num_drafted)
         self._outlook.learn(shape, now)
 
     def step_takes_at_least(self, seconds: float) -> None:
