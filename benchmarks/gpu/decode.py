@@ -5,7 +5,8 @@
 Every cell is a batch call of `LLM.generate`, prompts and text included; end-of-sequence is ignored,
 so that every answer has its full length. The cells of one number of requests take turns, and each
 is given the median. A cell is four calls in turn, of different prompts, and where fewer than 8
-requests run at once as many as make 8 prompts. Every cell is a line of JSON, as `gpu.compare` reads them.
+requests run at once as many as make 8 prompts. Every cell is a line of JSON, as `gpu.compare` reads
+them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import operator
 from collections import deque
@@ -16,6 +15,7 @@ from emberline.config import EngineConfig
 from emberline.engine.build import build_engine
 from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
+from emberline.engine.garbage import CollectorAside
 from emberline.engine.grammar import GrammarCompiler
 from emberline.engine.resolve import resolve_config
 from emberline.hub import (
@@ -280,20 +280,18 @@ class LLM:
         pending, mine = deque(requests), {request.request_id for request in requests}
         done: dict[str, Completion] = {}
         max_queue = self.engine.config.scheduler.max_queue
-        # What is there now stays for as long: the collector walking through all of it, because many
-        # records have come, takes 0.15 s each time.
-        gc.freeze()
         try:
-            while len(done) < len(requests):
-                if pending:
-                    room = max_queue - self.engine.snapshot().num_waiting
-                    for _ in range(min(room, len(pending))):
-                        self._add(pending.popleft())
-                for request_id in self._step():
-                    if request_id in mine:
-                        done[request_id] = join_outputs(self._mail.pop(request_id))
+            with CollectorAside() as collector:
+                while len(done) < len(requests):
+                    if pending:
+                        room = max_queue - self.engine.snapshot().num_waiting
+                        for _ in range(min(room, len(pending))):
+                            self._add(pending.popleft())
+                    for request_id in self._step():
+                        if request_id in mine:
+                            done[request_id] = join_outputs(self._mail.pop(request_id))
+                    collector.set_aside()
         finally:
-            gc.unfreeze()
             self._drop([request_id for request_id in mine if request_id in self._mail])
         return done
 

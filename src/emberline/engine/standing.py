@@ -20,7 +20,9 @@ from emberline.engine.scheduler import ScheduledRequest
 from emberline.types import StepCounts
 
 MOST_STEPS = 8
-"""Steps that are laid aside: writing them at once must not take as long as a step."""
+"""Steps that are laid aside at most."""
+MOST_RUNS = 512
+"""Requests' parts of them: writing all at once must not take as long as a step."""
 NEVER = 1 << 62
 
 
@@ -53,6 +55,7 @@ class StandingBatch:
         self._stops = _table({i for state in states for i in state.all_stop_ids})
         self._num_unread = num_unread
         self._counts = steps
+        self._most_steps = max(1, min(MOST_STEPS, MOST_RUNS // len(states)))
         self._num_launched = 0  # since what was written last
         self._landed: list[Outcome] = []  # read since then
 
@@ -83,7 +86,7 @@ class StandingBatch:
         self._lens = lens
         self._num_unread -= 1
         self._landed.append(outcome)
-        if len(self._landed) == MOST_STEPS:
+        if len(self._landed) == self._most_steps:
             self.write()
         return True
 
