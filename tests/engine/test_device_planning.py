@@ -149,3 +149,14 @@ def test_plans_are_made_of_what_came_back_whatever_becomes_of_its_memory() -> No
         plans.append(planner.plans)
     assert plans[0] == plans[1]
     assert len({plan.budget for plan in plans[0]}) > 3, "the costs were meant to change plans"
+
+
+def test_steps_without_requests_do_nothing() -> None:
+    target = BucketTarget(VOCAB, scale=1.5, max_model_len=40, page_size=4)
+    engine = make_engine(target, BucketDrafter(target, num_drafts=5, noise=1.0))
+    on_device(engine, NotedPlanner(), overlap=True)
+    assert [engine.step() for _ in range(3)] == [[], [], []]
+    engine.add(Request("a", (1, 2), SamplingParams(max_tokens=9, ignore_eos=True)))
+    while engine.has_work:
+        engine.step()
+    assert [engine.step() for _ in range(3)] == [[], [], []]

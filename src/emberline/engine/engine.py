@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,8 +14,9 @@ from emberline.batch import KVSpec
 from emberline.cache.page_pool import PagePool
 from emberline.cache.radix import RadixCache
 from emberline.config import EngineConfig
+from emberline.engine.flights import Flights
 from emberline.engine.grammar import Compiled, GrammarCompiler
-from emberline.engine.outcome import Flight, Outcome, Runner
+from emberline.engine.outcome import Outcome, Runner
 from emberline.engine.outputs import delta
 from emberline.engine.pace import Pace
 from emberline.engine.plain_step import run_plain
@@ -31,7 +31,6 @@ from emberline.engine.request_state import (
 )
 from emberline.engine.scheduler import ScheduledRequest, Scheduler
 from emberline.engine.scoring import Records
-from emberline.engine.standing import StandingBatch
 from emberline.engine.step import StepParts
 from emberline.engine.tally import Tally
 from emberline.engine.trace import Observer
@@ -88,12 +87,8 @@ class Engine:
         self._tally = Tally()
         self._pace = Pace()
         self._num_added = 0
-        self._runner: Runner | None = None
-        self._lag = 0  # steps in flight after `step`
         self._gpu = parts.history.device.index or None  # None: the CPU, or the GPU that is current
-        self._flights: deque[Flight] = deque()  # launched, not read
-        self._standing: list[ScheduledRequest] = []  # what the runner ran in the step before
-        self._batch: StandingBatch | None = None  # those, once nothing has changed
+        self._flights = Flights(pool.page_size, self._tally.steps)
         self._next_check = -math.inf
         self._look_at = math.inf  # when a request may have to end early: no sooner
         self.observer: Observer | None = None
@@ -101,13 +96,13 @@ class Engine:
 
     def use_runner(self, runner: Runner, *, overlap: bool) -> None:
         """Run the steps of whom it takes by a runner. `overlap`: a step is read one step later."""
-        self._runner, self._lag = runner, int(overlap)
+        self._flights.use(runner, overlap=overlap)
         self._scheduler.lookahead = LOOKAHEAD
 
     @property
     def runner(self) -> Runner | None:
         """What runs steps without waiting for them; None: every step is a plain one."""
-        return self._runner
+        return self._flights.runner
 
     @property
     def pool(self) -> PagePool:
@@ -136,10 +131,10 @@ class Engine:
         Raises:
             ValueError: there are such steps, and nothing to plan them by.
         """
-        if self._runner is not None:
+        if self.runner is not None:
             if ahead is None:
                 raise ValueError("steps run behind the host here: give `ahead`, their planner")
-            self._runner.planner = ahead
+            self.runner.planner = ahead
         self.parts = replace(self.parts, planner=planner)
         self.info["planner"] = name
 
@@ -189,8 +184,8 @@ class Engine:
         )
         # Who watches blocks needs what only the plain step tells, and so does a prompt that is only
         # scored: whether its last logits are sound.
-        if self._runner is not None and self.observer is None and state.num_remaining > 0:
-            state.behind = self._runner.takes(state)
+        if self.runner is not None and self.observer is None and state.num_remaining > 0:
+            state.behind = self.runner.takes(state)
         self._scheduler.add(state, self._pace.seconds_to_next())
         self._states[request.request_id] = state
         self._readers.add(state)
@@ -221,50 +216,33 @@ class Engine:
         Returns:
             False: there is none. A thing takes some tens of milliseconds.
         """
-        if self._runner is None or self.has_work:
+        if self.runner is None or self.has_work:
             return False
         self._use_gpu()
-        return self._runner.get_ready()
+        return self.runner.get_ready()
 
     def _use_gpu(self) -> None:
         if self._gpu is not None:
             torch.cuda.set_device(self._gpu)  # of this thread: kernels run on its current one
 
     def _step(self) -> list[RequestOutput]:
-        outputs = self._end_early()
-        if self._batch is not None and not self._scheduler.repeats(self._batch.num_steps_to_go):
-            self._dissolve()
-        while self._batch is None and self._flights and self._scheduler.may_preempt():
+        outputs, flights = self._end_early(), self._flights
+        flights.go_on(self._scheduler.repeats)
+        while flights and not flights.is_batch and self._scheduler.may_preempt():
             outputs += self._land()
         plan = self._scheduler.schedule()
-        if plan is self._standing:  # all by the runner, as in the step before
-            taken, others = plan, list[ScheduledRequest]()
-            if self._batch is None and all(
-                e.state.shared and not e.state.is_followed for e in plan
-            ):
-                self._batch = StandingBatch(
-                    plan,
-                    self._pool.page_size,
-                    len(self._flights),
-                    self._tally.steps,
-                )
-        else:
+        if plan is not flights.plan:
             now = self._clock()
             for entry in plan:
                 if entry.state.first_run is None:
                     entry.state.first_run = now
-            taken, others = self._split(plan)
-            self._standing = taken
-        if taken:
-            self._launch(taken)
-        # Step n is read while n + 1 runs; with nothing launched there is nothing to wait beside.
-        while len(self._flights) > (self._lag if taken else 0):
+        others = flights.launch(plan)
+        while flights.are_due:
             outputs += self._land()
         if others:
             outputs += self._run(others)
         if self._readers.are_due:
-            if self._batch is not None:
-                self._batch.write()
+            flights.write()
             outputs += self._readers.tell()
         if not self._states:
             self._check_books()
@@ -272,13 +250,9 @@ class Engine:
 
     def _start_over(self) -> None:
         """Forget what is on its way: its results would be of steps that nobody has read."""
-        self._dissolve()
-        self._flights.clear()
-        self._standing = []
+        self._flights.forget()
         self._scheduler.forget_flights()
         self.parts.planner.abandon()
-        if self._runner is not None:
-            self._runner.planner.abandon()
 
     def _check_books(self) -> None:
         """While nothing runs: free + cached = all, and now and then every page by itself."""
@@ -330,43 +304,14 @@ class Engine:
                 self._look_at = min(self._look_at, state.deadline)
         return [self._finish(state, ending) for state, ending in endings]
 
-    def _split(
-        self, plan: list[ScheduledRequest]
-    ) -> tuple[list[ScheduledRequest], list[ScheduledRequest]]:
-        """Those whose step runs behind the host, and those who need the plain step."""
-        taken = [e for e in plan if e.state.behind and not e.state.scores_prompt]
-        if len(taken) == len(plan):
-            return plan, []
-        return taken, [e for e in plan if not e.state.behind or e.state.scores_prompt]
-
-    def _launch(self, plan: list[ScheduledRequest]) -> None:
-        assert self._runner is not None
-        self._flights.append(self._runner.launch(plan))
-        if self._batch is not None:
-            self._batch.launch()
-            return
-        for entry in plan:
-            entry.state.launch(entry.num_known, entry.draft_limit, samples=entry.samples)
-            entry.state.placed = True
-
     def _land(self) -> list[RequestOutput]:
         """Read the oldest step in flight."""
-        flight = self._flights.popleft()
-        outcome, batch = flight.read(), self._batch
-        if batch is None:
-            return self._commit(flight.plan, outcome)
-        if not batch.absorb(outcome):
-            self._dissolve()
-            return self._commit(flight.plan, outcome)
+        landed = self._flights.land()
+        if not landed.is_settled:
+            return self._commit(landed.plan, landed.outcome)
         self._tally.num_engine_steps += 1
-        self._tally.generation_tokens += len(outcome.token_ids)
+        self._tally.generation_tokens += len(landed.outcome.token_ids)
         return []
-
-    def _dissolve(self) -> None:
-        """From now on requests are looked at one by one."""
-        if self._batch is not None:
-            self._batch.write()
-            self._batch = None
 
     def _run(self, plan: list[ScheduledRequest]) -> list[RequestOutput]:
         """Run a step and wait for it."""
@@ -429,7 +374,7 @@ class Engine:
 
     def _finish(self, state: RequestState, ending: Ending) -> RequestOutput:
         """Forget a request and free what it holds; its last output."""
-        self._dissolve()
+        self._flights.dissolve()
         state.forget_flights()
         self._scheduler.remove(state, keep=ending.reason is not FinishReason.ERROR)
         self._pace.finished()
