@@ -101,7 +101,7 @@ def _checked(func: Callable[..., Any], args: tuple[Any, ...], options: dict[str,
 
 
 class _Event:
-    def record(self) -> None:
+    def record(self, stream: object) -> None:
         pass
 
     def synchronize(self) -> None:
@@ -113,4 +113,5 @@ def pretended_gpu() -> Iterator[None]:
     """While it lasts, "cuda:0" is a device."""
     with pytest.MonkeyPatch.context() as patch, _Apart():
         patch.setattr(torch.cuda, "Event", _Event)
+        patch.setattr(torch.cuda, "current_stream", lambda: "the only stream")
         yield

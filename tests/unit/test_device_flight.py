@@ -39,7 +39,7 @@ def test_records_are_as_wide_as_was_asked(widths: list[int | None]) -> None:
     for part in (parts.token_ids, *tables):
         part.copy_(torch.arange(part.numel()).view(part.shape))
     plan = [scheduled(width) for width in widths]
-    group = Group(bucket, range(len(plan)), Landing(numbers, len(numbers)), None)
+    group = Group(bucket, range(len(plan)), Landing.on(numbers), None)
     flight = DeviceFlight(plan, [group], None, VerifyAll(), Landings(is_cuda=False))
     records = flight.read().records
     wanted: list[tuple[TokenLogprobs, ...] | None] = []

@@ -22,6 +22,7 @@ from emberline.server.records import Json, Ledger
 from emberline.server.request_metrics import request_metrics
 from emberline.server.service import Service
 from emberline.server.stream import (
+    DONE,
     Answer,
     ClientGone,
     EventStream,
@@ -29,6 +30,7 @@ from emberline.server.stream import (
     collect,
     dump_json,
     dump_long_json,
+    sse,
 )
 from emberline.server.turns import LONG_WORK, off_loop
 from emberline.types import FinishReason, Request, RequestOutput
@@ -134,17 +136,21 @@ class Call:
         )
 
     async def _events(self, outputs: Outputs) -> AsyncIterator[bytes]:
-        """The chunks of every output, and one for the usage if asked."""
+        """The chunks of every output together, with one for the usage behind the last if asked."""
         async for index, output in outputs:
-            for chunk in await off_loop(num_records(output), partial(self._write, index, output)):
-                yield chunk
+            events = await off_loop(num_records(output), partial(self._write, index, output))
+            if events:
+                yield events
+
+    def _write(self, index: int, output: RequestOutput) -> bytes:
+        dump = dump_json if num_records(output) <= LONG_WORK else dump_long_json
+        events = b"".join([sse(dump(chunk)) for chunk in self._chunks(index, output)])
+        if not self._ledger.finished:
+            return events
         if self._options.include_usage:
             usage = {"usage": self._ledger.usage()}
-            yield dump_json(self._chunk([]) | usage | self._extensions())
-
-    def _write(self, index: int, output: RequestOutput) -> list[bytes]:
-        dump = dump_json if num_records(output) <= LONG_WORK else dump_long_json
-        return [dump(chunk) for chunk in self._chunks(index, output)]
+            events += sse(dump_json(self._chunk([]) | usage | self._extensions()))
+        return events + DONE
 
     def _chunks(self, index: int, output: RequestOutput) -> Iterator[Json]:
         """A chunk for each thing that an output says, one for its ending."""

@@ -22,7 +22,7 @@ from emberline.server.native_answer import NativeAnswer, NativeRequest
 from emberline.server.native_body import GenerateBody
 from emberline.server.native_params import NativeSampling
 from emberline.server.service import Service
-from emberline.server.stream import ClientGone, EventStream, Outputs, collect
+from emberline.server.stream import ClientGone, EventStream, Outputs, collect, sse
 from emberline.server.turns import off_loop
 from emberline.types import Grammar, InvalidRequest, Request, RequestOutput
 
@@ -152,7 +152,7 @@ class NativeCall:
     async def _events(self, outputs: Outputs) -> AsyncIterator[bytes]:
         async for index, output in outputs:
             size = num_records(output) + self._answers[index].num_bytes // BYTES_A_RECORD
-            yield await off_loop(size, partial(self._next, index, output))
+            yield sse(await off_loop(size, partial(self._next, index, output)))
 
     def _next(self, index: int, output: RequestOutput) -> bytes:
         answer = self._answers[index]

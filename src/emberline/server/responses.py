@@ -61,7 +61,7 @@ async def create_response(service: Service, http: HttpRequest) -> Response:
     except InvalidRequest as problem:
         raise renamed(problem) from None
     if body.stream:
-        return EventStream(call.outputs, call.events, frame=bytes)
+        return EventStream(call.outputs, call.events)
     return await call.answer(http)
 
 

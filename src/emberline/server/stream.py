@@ -163,8 +163,8 @@ class EventStream(Response):
 
     Args:
         open_outputs: starts the requests, given the connection's `receive`.
-        events: the JSON texts that those outputs become.
-        frame: writes a text as an event.
+        events: what those outputs become, framed: one event or several at a time, which go out
+            together. The last ones may be followed by `DONE`.
     """
 
     media_type = "text/event-stream"
@@ -173,41 +173,44 @@ class EventStream(Response):
         self,
         open_outputs: Callable[[Receive], Outputs],
         events: Callable[[Outputs], AsyncIterator[bytes]],
-        frame: Callable[[bytes], bytes] = sse,
     ) -> None:
         super().__init__()
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
-        self._open_outputs, self._events, self._frame = open_outputs, events, frame
+        self._open_outputs, self._events = open_outputs, events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; a client that hangs up ends it."""
-        started = False
+        started = ended = False
         try:
             async with aclosing(self._open_outputs(receive)) as outputs:
-                async for event in self._events(outputs):
+                async for events in self._events(outputs):
                     if not started:
                         await self._start(send)
                         started = True
-                    await self._send(send, self._frame(event))
+                    ended = events.endswith(DONE)
+                    await self._send(send, events, ends=ended)
         except (ClientGone, OSError):
             return
         except Exception as problem:  # an answer that has begun can only say so in the stream
+            if ended:
+                raise
             error = api_error(problem)
             if not started:
                 await error.response()(scope, receive, send)
                 return
             await self._send(send, sse(dump_json(error.body())))
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        if not ended:
+            await self._send(send, DONE, ends=True)
 
     async def _start(self, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
 
-    async def _send(self, send: Send, body: bytes) -> None:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _send(self, send: Send, body: bytes, *, ends: bool = False) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": not ends})
 
 
 async def collect(outputs: Outputs, num_requests: int) -> list[list[RequestOutput]]:
