@@ -16,9 +16,9 @@ from emberline.types import RequestOutput
 
 LEAST_SECONDS = 0.005
 """Between two times that a reader is told."""
-SECONDS_A_READER = 3e-4
-"""The same for each of them: HTTP passes on three times as many messages a second, and has to have
-time for requests that come."""
+SECONDS_A_READER = 4e-4
+"""The same for each of them: HTTP could pass on several times as many messages a second, and has to
+have time for requests that come."""
 
 
 class Readers:
