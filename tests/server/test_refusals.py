@@ -133,6 +133,7 @@ CHAT_ONLY = [
     ({"messages": []}, "messages"),  # D07
     ({"messages": "hi"}, "messages"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{}]}, "messages[0].role"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),  # the template refuses
     ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra"),
@@ -143,6 +144,7 @@ CHAT_ONLY = [
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"structured_outputs": {"regex": "["}}, "structured_outputs.regex"),
     ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"grammar": " "}}, "structured_outputs.grammar"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
@@ -247,6 +249,15 @@ COMPLETION_ONLY = [
 @pytest.mark.parametrize(("more", "param"), COMPLETION_ONLY)
 def test_completion_refusals(server: Server, more: dict[str, Any], param: str) -> None:
     refused(server, COMPLETIONS, {"prompt": "x", **more}, param)
+
+
+def test_which_prompt_of_several_is_refused(server: Server) -> None:
+    for wrong, reason in (("", "empty"), ("x" * 500, "tokens"), ([V], "outside")):
+        prompts = [[1], wrong] if isinstance(wrong, list) else ["x", wrong]
+        error = refused(server, COMPLETIONS, {"prompt": prompts}, "prompt")
+        assert reason in error["message"]
+        assert error["message"].endswith("(number 2 of 2)")
+    assert "number" not in refused(server, COMPLETIONS, {"prompt": ""}, "prompt")["message"]
 
 
 @pytest.mark.parametrize(

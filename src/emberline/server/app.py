@@ -18,6 +18,7 @@ from emberline.server.chat import create_chat_completion
 from emberline.server.chat_body import ChatBody
 from emberline.server.completions import create_completion
 from emberline.server.dialect import Dialect, dialect_of
+from emberline.server.direct import Direct, Handler
 from emberline.server.errors import ApiError, install_error_handlers
 from emberline.server.live_audit import LiveAudit
 from emberline.server.metrics import ServerMetrics
@@ -124,19 +125,22 @@ def create_app(
         redirect_slashes=False,  # an empty redirection says less than that there is no such path
     )
     install_error_handlers(app)
-    for path, (endpoint, kind) in POST_ROUTES.items():
-        _add_post(app, service, path, endpoint, kind)
+    handlers = {
+        path: _add_post(app, service, path, endpoint, kind)
+        for path, (endpoint, kind) in POST_ROUTES.items()
+    }
     _add_gets(app, service, about)
     _add_kept_responses(app, service)
     add_native_routes(app, service)
-    if api_keys:
+    app.add_middleware(Direct, handlers=handlers)
+    if api_keys:  # asked for before anything else: what is added last comes first
         app.add_middleware(RequireKey, keys=tuple(api_keys))
     return app
 
 
 def _add_post(
     app: FastAPI, service: Service, path: str, endpoint: Endpoint, kind: type[Body]
-) -> None:
+) -> Handler:
     async def route(http: HttpRequest) -> Response:
         return await endpoint(service, http)
 
@@ -151,6 +155,7 @@ def _add_post(
         description=endpoint.__doc__ or "",
         openapi_extra={"requestBody": body},
     )
+    return route
 
 
 def _add_kept_responses(app: FastAPI, service: Service) -> None:

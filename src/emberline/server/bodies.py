@@ -144,6 +144,10 @@ def first_error(problem: ValidationError, given: object) -> ApiError:
         path, reasons = field_path(first["loc"]), "may not be null"
     else:
         same = [error for error in errors if error["loc"][:1] == first["loc"][:1]]
+        if all(error["type"] == "missing" for error in same) and (
+            len({error["loc"][:-1] for error in same}) == 1
+        ):
+            same = [first]  # of one object, not of the members of a union: one field after another
         path = field_path(_common([error["loc"] for error in same]))
         reasons = "; or ".join(dict.fromkeys(map(_reason, same)))
     return ApiError(400, f"{path}: {reasons}", param=path, code="invalid_value")

@@ -92,12 +92,20 @@ class PromptEncoder:
         if not prompts:
             raise InvalidRequest("prompt is empty: give a text or token ids", "prompt")
 
-        def encode(item: str | Sequence[int]) -> EncodedPrompt:
-            if isinstance(item, str):
-                return self._from_text(item, add_special_tokens, echo)
-            return self._from_ids(item, echo, skip_special_tokens)
+        def encode(index: int, item: str | Sequence[int]) -> EncodedPrompt:
+            try:
+                if isinstance(item, str):
+                    return self._from_text(item, add_special_tokens, echo)
+                return self._from_ids(item, echo, skip_special_tokens)
+            except InvalidRequest as problem:
+                if len(prompts) == 1:
+                    raise
+                which = f"number {index + 1} of {len(prompts)}"
+                raise InvalidRequest(f"{problem} ({which})", problem.param) from None
 
-        return await off_loop(sum(map(len, prompts)), lambda: [encode(item) for item in prompts])
+        return await off_loop(
+            sum(map(len, prompts)), lambda: [encode(*numbered) for numbered in enumerate(prompts)]
+        )
 
     async def chat(
         self,
@@ -170,14 +178,17 @@ class PromptEncoder:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, with or without what the tokenizer adds round it.
 
-        The tokenizer hands even one text to threads of its own, which takes longer than a short one
-        does. A long one it encodes without the interpreter, and so is left to it.
+        A batch, even of one text, goes to threads of the tokenizer's own, which takes longer than a
+        short text does; but it needs no interpreter meanwhile.
         """
         ids: list[int]
-        if self._backend is not None and len(text) <= LONG_WORK:
+        if self._backend is None:
+            ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        elif len(text) <= LONG_WORK:
             ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         else:
-            ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+            [encoded] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+            ids = encoded.ids
         return ids
 
     async def prediction(self, text: str) -> tuple[int, ...]:
@@ -252,12 +263,12 @@ class PromptEncoder:
 
     def _from_text(self, text: str, add_special_tokens: bool, echo: bool) -> EncodedPrompt:
         self._check_length(text, "prompt")
+        if not echo:
+            return EncodedPrompt(self._checked(self.encode(text, add_special_tokens)))
         encoding = self.tokenizer(
             text, add_special_tokens=add_special_tokens, return_special_tokens_mask=True
         )
         token_ids = self._checked(encoding["input_ids"])
-        if not echo:
-            return EncodedPrompt(token_ids)
         # Special tokens written in the text are shown, those that the tokenizer added are not.
         pieces = [
             b"" if added else self._text.bytes_of(token_id)

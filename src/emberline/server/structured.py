@@ -156,8 +156,10 @@ def lark_grammar(source: str) -> Grammar:
     """A text of a grammar in Lark's notation, or in GBNF's, which is translated.
 
     Raises:
-        InvalidRequest: the GBNF cannot be translated.
+        InvalidRequest: there is no rule, or the GBNF cannot be translated.
     """
+    if not source.strip():
+        raise InvalidRequest("the grammar is empty: give at least one rule", "grammar")
     try:
         return Grammar("lark", any_to_lark(source))
     except Exception as problem:  # the translator raises what it likes
