@@ -90,6 +90,15 @@ def test_a_named_planner_is_taken_at_its_word() -> None:
     for name in ("verify_all", "threshold", "causal_greedy", "lagged_top_k"):
         config = EngineConfig(speculation=SpeculationConfig(planner=name))
         assert resolve_planner(config, None) == name
+        assert resolve_planner(config, draft("head")) == name
+
+
+@pytest.mark.parametrize("drafter", [draft(None), NGramDrafter()])
+@pytest.mark.parametrize("name", ["threshold", "causal_greedy", "lagged_top_k"])
+def test_a_planner_without_confidences_to_go_by_is_refused(drafter: Any, name: Any) -> None:
+    config = EngineConfig(speculation=SpeculationConfig(planner=name))
+    with pytest.raises(ModelError, match=f"planner {name} .* say verify_all"):
+        resolve_planner(config, drafter)
 
 
 def test_costs_come_from_the_file_first_then_from_the_machine(tmp_path: Path) -> None:

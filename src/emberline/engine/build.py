@@ -260,10 +260,19 @@ def resolve_planner(config: EngineConfig, drafter: Drafter | None) -> PlannerNam
 
     "auto" schedules by cost where there are confidences to go by and requests to share a step. One
     alone has its few drafts verified nearly for free: not worth measuring a machine for.
+
+    Raises:
+        ModelError: the one that is named goes by confidences, and the drafter has none.
     """
-    if config.speculation.planner != "auto":
-        return config.speculation.planner
     has_confidence = isinstance(drafter, DSparkDrafter) and drafter.has_confidence
+    named = config.speculation.planner
+    if named != "auto":
+        if named != "verify_all" and drafter is not None and not has_confidence:
+            raise ModelError(
+                f"planner {named} goes by confidences, and this draft has none: every draft would "
+                "be verified; say verify_all"
+            )
+        return named
     shared = config.scheduler.max_num_reqs > 1
     if not (has_confidence and shared):
         return "verify_all"
