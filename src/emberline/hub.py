@@ -109,6 +109,8 @@ def resolve_draft(name: str | None, model: ModelFolder, *, progress: bool = True
     if name.lower() == "none":
         return None
     path = Path(name).expanduser()
+    if name == "ngram" and not path.exists():
+        raise ModelError("ngram is a drafter, not a draft checkpoint: say --drafter ngram")
     if path.is_file() and path.suffix == ".gguf":
         # A draft's is read as it is, for it has no tokenizer to build; a model's is converted.
         return path if _holds_draft(path) else _from_gguf(path.resolve(), progress)

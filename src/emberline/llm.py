@@ -35,6 +35,7 @@ from emberline.types import (
     SamplingParams,
     SpeculationStats,
     TokenLogprobs,
+    one_of,
 )
 
 Message = dict[str, str]
@@ -161,22 +162,31 @@ class LLM:
         if len(predictions) != len(prompts):
             message = f"{len(predictions)} predictions for {len(prompts)} prompts"
             raise InvalidRequest(message, "predictions")
-        requests = [
-            [
-                Request(
-                    f"llm-{next(self._ids)}",
-                    self.encode(prompt),
-                    option,
-                    prediction=encode_prediction(self.tokenizer, prediction),
-                    choice=choice,
-                    stream=False,
-                )
-                for choice in range(option.n)
-            ]
-            for prompt, option, prediction in zip(prompts, options, predictions, strict=True)
-        ]
+        requests: list[list[Request]] = []
+        for prompt, option, prediction in zip(prompts, options, predictions, strict=True):
+            with one_of(len(requests), len(prompts)):
+                requests.append(self._requests(prompt, option, prediction))
         done = self._run([request for group in requests for request in group])
         return [[done[request.request_id] for request in group] for group in requests]
+
+    def _requests(
+        self, prompt: Prompt, option: SamplingParams, prediction: Prompt | None
+    ) -> list[Request]:
+        """One a choice, all of which can run."""
+        ids, predicted = self.encode(prompt), encode_prediction(self.tokenizer, prediction)
+        choices = [
+            Request(
+                f"llm-{next(self._ids)}",
+                ids,
+                option,
+                prediction=predicted,
+                choice=choice,
+                stream=False,
+            )
+            for choice in range(option.n)
+        ]
+        self.engine.validate(choices[0], has_text=True)
+        return choices
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -275,8 +285,6 @@ class LLM:
 
     def _run(self, requests: list[Request]) -> dict[str, Completion]:
         """Feed the engine as its queue has room, until all are done."""
-        for request in requests:
-            self.engine.validate(request, has_text=True)
         pending, mine = deque(requests), {request.request_id for request in requests}
         done: dict[str, Completion] = {}
         max_queue = self.engine.config.scheduler.max_queue
@@ -342,8 +350,8 @@ def join_outputs(outputs: Sequence[RequestOutput]) -> Completion:
 
 
 def check_prompts(prompts: Sequence[Prompt], param: str) -> None:
-    """Raise `InvalidRequest` for a lone text, which is a sequence of texts to Python."""
-    if isinstance(prompts, str):
+    """Raise `InvalidRequest` for what is no list, a lone text too: Python takes it for one."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
         raise InvalidRequest(f"{param} must be a list of {param}: wrap one in [...]", param)
 
 
@@ -364,6 +372,10 @@ def one_choice(params: SamplingParams | None) -> SamplingParams:
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...]:
     """Token ids of a plain prompt, with whatever special tokens the tokenizer adds."""
     if isinstance(prompt, str):
+        if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            raise InvalidRequest(
+                "the prompt holds half a surrogate pair: no text has one", "prompt"
+            )
         return tuple(tokenizer(prompt)["input_ids"])
     return _ids(prompt, "prompt")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
@@ -28,6 +29,18 @@ class InvalidRequest(ValueError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+@contextmanager
+def one_of(index: int, count: int) -> Iterator[None]:
+    """In it, a refusal says which prompt of several it is about."""
+    try:
+        yield
+    except InvalidRequest as problem:
+        if count == 1:
+            raise
+        which = f"number {index + 1} of {count}"
+        raise InvalidRequest(f"{problem} ({which})", problem.param) from None
 
 
 class QueueFull(RuntimeError):
@@ -72,6 +85,11 @@ def _is_int(name: str, value: object, low: int, high: int | None = None) -> None
     if value < low or (high is not None and value > high):
         limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
         raise InvalidRequest(f"{name} must be {limit}, got {value}", name)
+
+
+def _is_list(name: str, value: object) -> None:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"{name} must be a list, got {value!r}", name)
 
 
 def _quoted(text: str) -> str:
@@ -161,11 +179,15 @@ class SamplingParams:
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest("logit_bias must map token ids to numbers", "logit_bias")
         for token_id, bias in self.logit_bias.items():
             _is_int("logit_bias", token_id, 0)
             _in_range("logit_bias", bias, -100.0, 100.0)
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids", "logprob_token_ids", "bad_words"):
+            _is_list(name, getattr(self, name))
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequest("stop must be a list of non-empty strings", "stop")
         if self.stop_opened_by is not None and self.stop_after is None:
@@ -205,6 +227,7 @@ class SamplingParams:
     def _check_bans(self) -> None:
         """What limits the ids that may be drawn, and what contradicts it."""
         if self.allowed_token_ids is not None:
+            _is_list("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise InvalidRequest("allowed_token_ids is empty: give one", "allowed_token_ids")
             for token_id in self.allowed_token_ids:
@@ -214,6 +237,7 @@ class SamplingParams:
             if isinstance(word, str):
                 message = "bad_words holds sequences of token ids: tokenize the words first"
                 raise InvalidRequest(message, "bad_words")
+            _is_list("bad_words", word)
             if not word:
                 raise InvalidRequest("bad_words holds an empty word", "bad_words")
             for token_id in word:

@@ -251,6 +251,17 @@ def test_completion_refusals(server: Server, more: dict[str, Any], param: str) -
     refused(server, COMPLETIONS, {"prompt": "x", **more}, param)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("value", [0, -1, 10**6])
+def test_a_limit_is_named_as_it_was_sent(server: Server, value: int, stream: bool) -> None:
+    names = {"max_tokens", "max_completion_tokens"}
+    for name in names:
+        error = refused(server, CHAT, {"messages": MESSAGES, name: value, "stream": stream}, name)
+        assert {one for one in names if one in error["message"]} == {name}
+    both = {"max_tokens": value, "max_completion_tokens": value, "stream": stream}
+    refused(server, CHAT, {"messages": MESSAGES, **both}, "max_tokens")
+
+
 def test_which_prompt_of_several_is_refused(server: Server) -> None:
     for wrong, reason in (("", "empty"), ("x" * 500, "tokens"), ([V], "outside")):
         prompts = [[1], wrong] if isinstance(wrong, list) else ["x", wrong]

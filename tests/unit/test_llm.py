@@ -30,6 +30,29 @@ def test_a_lone_string_is_not_a_list_of_prompts(llm, verb, param, text):
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("prompts", [None, 5, iter(["a"])])
+def test_prompts_are_a_list(llm, prompts):
+    with pytest.raises(InvalidRequest, match="wrap one") as caught:
+        llm.generate(prompts)
+    assert caught.value.param == "prompts"
+
+
+def test_a_refusal_says_which_prompt_it_is_about():
+    llm = over(PrefixTarget())
+    for wrong, reason in (
+        ([], "empty"),
+        ("\ud800", "surrogate"),
+        ([99], "outside"),
+        ([1.5], "ids"),
+    ):
+        with pytest.raises(InvalidRequest, match=f"{reason}.* \\(number 2 of 2\\)"):
+            llm.generate([[1], wrong])
+        with pytest.raises(InvalidRequest, match=reason) as caught:
+            llm.generate([wrong])
+        assert "number" not in str(caught.value)
+    assert not llm.engine.has_work
+
+
 def test_a_conversation_has_a_message(llm):
     with pytest.raises(InvalidRequest, match="messages is empty"):
         llm.chat([])

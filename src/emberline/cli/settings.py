@@ -145,7 +145,7 @@ def engine_config(
         fail("--calibration is of a draft checkpoint's confidences: leave it out without one")
     if step_costs is not None and without:
         fail("--step-costs plans drafts: leave it out without a drafter")
-    if planner in ("causal_greedy", "lagged_top_k") and without:
+    if planner not in ("auto", "verify_all") and without:
         fail(f"--planner {planner} plans drafts: leave it out without a drafter")
     if threshold is not None and planner != "threshold":
         fail("--threshold needs --planner threshold")

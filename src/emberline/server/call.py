@@ -8,7 +8,7 @@ they agree.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -33,7 +33,7 @@ from emberline.server.stream import (
     sse,
 )
 from emberline.server.turns import LONG_WORK, off_loop
-from emberline.types import FinishReason, Request, RequestOutput
+from emberline.types import FinishReason, InvalidRequest, Request, RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ class Call:
         stream_options: StreamOptions | None,
         *,
         metrics: bool = False,  # of its only request, at the answer's root
+        in_words: Callable[[InvalidRequest], InvalidRequest] = lambda problem: problem,
     ) -> None:
         self._requests, self._formats, self._frame = requests, formats, frame
         self._options = stream_options or StreamOptions()
@@ -99,6 +100,7 @@ class Call:
         self._open = service.opener(requests, self._times)
         self._num_spec_tokens = service.engine.max_draft_tokens
         self._with_metrics = metrics
+        self._in_words = in_words  # a refusal by the names of the call's body
         self._root_sent = False
         self._head: Json = {
             "id": frame.id,
@@ -109,7 +111,7 @@ class Call:
 
     def stream(self) -> Response:
         """The answer as server-sent events."""
-        return EventStream(self._open, self._events)
+        return EventStream(self._open, self._events, self._in_words)
 
     async def answer(self, http: HttpRequest) -> Response:
         """The answer at once; nothing if the client hangs up."""
@@ -117,6 +119,8 @@ class Call:
             parts = await collect(self._open(http.receive), len(self._requests))
         except ClientGone:
             return Response(status_code=499)
+        except InvalidRequest as problem:
+            raise self._in_words(problem) from None
         merged = [merge_outputs(outputs) for outputs in parts]
         return await off_loop(sum(map(num_records, merged)), partial(self._whole, merged))
 

@@ -43,7 +43,15 @@ async def create_chat_completion(service: Service, http: HttpRequest) -> Respons
         for index in range(params.n)
     ]
     formats = [_format(service, body, planned, index) for index in range(params.n)]
-    call = Call(service, frame, requests, formats, body.stream_options, metrics=metrics)
+    call = Call(
+        service,
+        frame,
+        requests,
+        formats,
+        body.stream_options,
+        metrics=metrics,
+        in_words=body.in_its_words,
+    )
     return call.stream() if body.stream else await call.answer(http)
 
 

@@ -139,4 +139,15 @@ class ChatBody(ChoicesBody):
             raise InvalidRequest(
                 "max_tokens and max_completion_tokens differ: give one", "max_tokens"
             )
-        return self._params(limits.pop() if limits else None, (top or 0) if self.logprobs else None)
+        width = (top or 0) if self.logprobs else None
+        try:
+            return self._params(limits.pop() if limits else None, width)
+        except InvalidRequest as problem:
+            raise self.in_its_words(problem) from None
+
+    def in_its_words(self, problem: InvalidRequest) -> InvalidRequest:
+        """A refusal that names the limit as this body does."""
+        if problem.param != "max_tokens" or self.max_tokens is not None:
+            return problem
+        message = str(problem).replace("max_tokens", "max_completion_tokens")
+        return InvalidRequest(message, "max_completion_tokens")

@@ -19,7 +19,7 @@ from emberline.server.chat_body import Message
 from emberline.server.lark import named_tokens
 from emberline.server.prompt_limit import TextBound, text_bound
 from emberline.server.turns import LONG_WORK, off_loop
-from emberline.types import InvalidRequest
+from emberline.types import InvalidRequest, one_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -93,15 +93,10 @@ class PromptEncoder:
             raise InvalidRequest("prompt is empty: give a text or token ids", "prompt")
 
         def encode(index: int, item: str | Sequence[int]) -> EncodedPrompt:
-            try:
+            with one_of(index, len(prompts)):
                 if isinstance(item, str):
                     return self._from_text(item, add_special_tokens, echo)
                 return self._from_ids(item, echo, skip_special_tokens)
-            except InvalidRequest as problem:
-                if len(prompts) == 1:
-                    raise
-                which = f"number {index + 1} of {len(prompts)}"
-                raise InvalidRequest(f"{problem} ({which})", problem.param) from None
 
         return await off_loop(
             sum(map(len, prompts)), lambda: [encode(*numbered) for numbered in enumerate(prompts)]

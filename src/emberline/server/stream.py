@@ -20,7 +20,7 @@ from emberline.engine.running_engine import RunningEngine
 from emberline.server.errors import ApiError, api_error
 from emberline.server.live_audit import LiveAudit
 from emberline.server.metrics import CallMetrics
-from emberline.types import ASKED_FOR, FinishReason, Request, RequestOutput
+from emberline.types import ASKED_FOR, FinishReason, InvalidRequest, Request, RequestOutput
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 DONE = b"data: [DONE]\n\n"
@@ -165,6 +165,7 @@ class EventStream(Response):
         open_outputs: starts the requests, given the connection's `receive`.
         events: what those outputs become, framed: one event or several at a time, which go out
             together. The last ones may be followed by `DONE`.
+        in_words: a refusal by the names of the call's body.
     """
 
     media_type = "text/event-stream"
@@ -173,12 +174,13 @@ class EventStream(Response):
         self,
         open_outputs: Callable[[Receive], Outputs],
         events: Callable[[Outputs], AsyncIterator[bytes]],
+        in_words: Callable[[InvalidRequest], InvalidRequest] = lambda problem: problem,
     ) -> None:
         super().__init__()
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
-        self._open_outputs, self._events = open_outputs, events
+        self._open_outputs, self._events, self._in_words = open_outputs, events, in_words
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; a client that hangs up ends it."""
@@ -196,6 +198,8 @@ class EventStream(Response):
         except Exception as problem:  # an answer that has begun can only say so in the stream
             if ended:
                 raise
+            if isinstance(problem, InvalidRequest):
+                problem = self._in_words(problem)
             error = api_error(problem)
             if not started:
                 await error.response()(scope, receive, send)
