@@ -14,10 +14,8 @@ from transformers import PretrainedConfig
 
 
 @strict
-class LlamaFields(PretrainedConfig):  # type: ignore[misc]
-    """Of `LlamaConfig`."""
-
-    model_type = "llama"
+class _Fields(PretrainedConfig):  # type: ignore[misc]
+    """What all of them have."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -25,22 +23,34 @@ class LlamaFields(PretrainedConfig):  # type: ignore[misc]
     num_hidden_layers: int = 32
     num_attention_heads: int = 32
     num_key_value_heads: int | None = None
-    head_dim: int | None = None
     hidden_act: str = "silu"
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     rope_parameters: dict[str, Any] | None = None
-    attention_bias: bool = False
-    mlp_bias: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what follows from other fields."""
-        if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
+        _fill_heads(self)
         super().__post_init__(**kwargs)
+
+
+def _fill_heads(fields: Any) -> None:
+    if getattr(fields, "head_dim", 0) is None:  # not all of them have one
+        fields.head_dim = fields.hidden_size // fields.num_attention_heads
+    if fields.num_key_value_heads is None:
+        fields.num_key_value_heads = fields.num_attention_heads
+
+
+@strict
+class LlamaFields(_Fields):
+    """Of `LlamaConfig`."""
+
+    model_type = "llama"
+
+    head_dim: int | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
 
     def validate_architecture(self) -> None:
         """The library calls it."""
@@ -52,99 +62,56 @@ class LlamaFields(PretrainedConfig):  # type: ignore[misc]
 
 
 @strict
-class MistralFields(PretrainedConfig):  # type: ignore[misc]
+class MistralFields(_Fields):
     """Of `MistralConfig`."""
 
     model_type = "mistral"
 
-    vocab_size: int = 32000
-    hidden_size: int = 4096
     intermediate_size: int = 14336
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
     num_key_value_heads: int = 8
     head_dim: int | None = None
-    hidden_act: str = "silu"
     max_position_embeddings: int = 131072
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    rope_parameters: dict[str, Any] | None = None
     sliding_window: int | None = 4096
 
+
+@strict
+class _QwenFields(_Fields):
+    """What both Qwens have besides."""
+
+    vocab_size: int = 151936
+    intermediate_size: int = 22016
+    num_key_value_heads: int | None = 32
+    max_position_embeddings: int = 32768
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+    layer_types: list[str] | None = None
+
     def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in what follows from other fields."""
-        if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+        """Say which layers have a window."""
+        if not self.use_sliding_window:
+            self.sliding_window = None
+        if self.layer_types is None:
+            first = self.max_window_layers if self.sliding_window is not None else None
+            self.layer_types = [
+                "full_attention" if first is None or layer < first else "sliding_attention"
+                for layer in range(self.num_hidden_layers)
+            ]
         super().__post_init__(**kwargs)
 
 
 @strict
-class Qwen2Fields(PretrainedConfig):  # type: ignore[misc]
+class Qwen2Fields(_QwenFields):
     """Of `Qwen2Config`."""
 
     model_type = "qwen2"
 
-    vocab_size: int = 151936
-    hidden_size: int = 4096
-    intermediate_size: int = 22016
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
-    num_key_value_heads: int | None = 32
-    hidden_act: str = "silu"
-    max_position_embeddings: int = 32768
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    rope_parameters: dict[str, Any] | None = None
-    use_sliding_window: bool = False
-    sliding_window: int | None = 4096
-    max_window_layers: int = 28
-    layer_types: list[str] | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in what follows from other fields."""
-        _fill_windows(self)
-        super().__post_init__(**kwargs)
-
 
 @strict
-class Qwen3Fields(PretrainedConfig):  # type: ignore[misc]
+class Qwen3Fields(_QwenFields):
     """Of `Qwen3Config`."""
 
     model_type = "qwen3"
 
-    vocab_size: int = 151936
-    hidden_size: int = 4096
-    intermediate_size: int = 22016
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
-    num_key_value_heads: int | None = 32
     head_dim: int = 128
-    hidden_act: str = "silu"
-    max_position_embeddings: int = 32768
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    rope_parameters: dict[str, Any] | None = None
     attention_bias: bool = False
-    use_sliding_window: bool = False
-    sliding_window: int | None = 4096
-    max_window_layers: int = 28
-    layer_types: list[str] | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in what follows from other fields."""
-        _fill_windows(self)
-        super().__post_init__(**kwargs)
-
-
-def _fill_windows(fields: Any) -> None:
-    """Of which layers have one."""
-    if not fields.use_sliding_window:
-        fields.sliding_window = None
-    if fields.num_key_value_heads is None:
-        fields.num_key_value_heads = fields.num_attention_heads
-    if fields.layer_types is None:
-        first = fields.max_window_layers if fields.sliding_window is not None else None
-        fields.layer_types = [
-            "full_attention" if first is None or layer < first else "sliding_attention"
-            for layer in range(fields.num_hidden_layers)
-        ]
