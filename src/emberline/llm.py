@@ -26,6 +26,7 @@ from emberline.hub import (
     resolve_model,
 )
 from emberline.machine_costs import costs_for, report_given
+from emberline.refusals import one_of
 from emberline.scores import Scores, make_scores, num_alternatives, scoring_params
 from emberline.types import (
     FinishReason,
@@ -35,7 +36,6 @@ from emberline.types import (
     SamplingParams,
     SpeculationStats,
     TokenLogprobs,
-    one_of,
 )
 
 Message = dict[str, str]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Literal, NamedTuple
+
+from emberline.refusals import InvalidRequest as InvalidRequest  # callers know it as this module's
+from emberline.refusals import QueueFull as QueueFull
+from emberline.refusals import in_range, is_int, is_list
 
 MAX_TOP_LOGPROBS = 1024
 ALL_LOGPROBS = -1
@@ -21,35 +23,6 @@ MIN_TEMPERATURE = 1e-5
 MAX_TIMEOUT = 7 * 24 * 3600.0
 LOGPROB_FLOOR = -9999.0
 """What JSON carries for a log-probability of minus infinity, so that every number is finite."""
-
-
-class InvalidRequest(ValueError):
-    """A request that can never run. `param` names the field, the message says the remedy."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-@contextmanager
-def one_of(index: int, count: int) -> Iterator[None]:
-    """In it, a refusal says which prompt of several it is about."""
-    try:
-        yield
-    except InvalidRequest as problem:
-        if count == 1:
-            raise
-        which = f"number {index + 1} of {count}"
-        raise InvalidRequest(f"{problem} ({which})", problem.param) from None
-
-
-class QueueFull(RuntimeError):
-    """The waiting queue is at its limit; try again after `retry_after` seconds."""
-
-    def __init__(self, limit: int, retry_after: int = 1) -> None:
-        super().__init__(f"the queue of {limit} requests is full; try again in {retry_after} s")
-        self.limit, self.retry_after = limit, retry_after
-
 
 GRAMMAR_ERROR = "the grammar cannot go on from here: it is too complex, or its matcher failed"
 NO_TOKEN_ERROR = (
@@ -69,27 +42,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
-
-
-def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequest(f"{name} must be a finite number, got {value!r}", name)
-    if value < low or value > high or (low_open and value == low):
-        bracket = "(" if low_open else "["
-        raise InvalidRequest(f"{name} must be in {bracket}{low}, {high}], got {value}", name)
-
-
-def _is_int(name: str, value: object, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be an integer, got {value!r}", name)
-    if value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise InvalidRequest(f"{name} must be {limit}, got {value}", name)
-
-
-def _is_list(name: str, value: object) -> None:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidRequest(f"{name} must be a list, got {value!r}", name)
 
 
 def _quoted(text: str) -> str:
@@ -167,37 +119,37 @@ class SamplingParams:
     speculate: bool = True
 
     def __post_init__(self) -> None:
-        _in_range("temperature", self.temperature, 0.0, 100.0)
+        in_range("temperature", self.temperature, 0.0, 100.0)
         if self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
-        _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _is_int("top_k", self.top_k, -1)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
+        in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        is_int("top_k", self.top_k, -1)
+        in_range("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
-            _is_int("seed", self.seed, -(2**63), 2**64 - 1)
-        _is_int("n", self.n, 1, MAX_CHOICES)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+            is_int("seed", self.seed, -(2**63), 2**64 - 1)
+        is_int("n", self.n, 1, MAX_CHOICES)
+        in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest("logit_bias must map token ids to numbers", "logit_bias")
         for token_id, bias in self.logit_bias.items():
-            _is_int("logit_bias", token_id, 0)
-            _in_range("logit_bias", bias, -100.0, 100.0)
+            is_int("logit_bias", token_id, 0)
+            in_range("logit_bias", bias, -100.0, 100.0)
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids", "logprob_token_ids", "bad_words"):
-            _is_list(name, getattr(self, name))
+            is_list(name, getattr(self, name))
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise InvalidRequest("stop must be a list of non-empty strings", "stop")
         if self.stop_opened_by is not None and self.stop_after is None:
             raise InvalidRequest("stop_opened_by needs stop_after", "stop_opened_by")
         for token_id in self.stop_token_ids:
-            _is_int("stop_token_ids", token_id, 0)
-        _is_int("min_tokens", self.min_tokens, 0)
+            is_int("stop_token_ids", token_id, 0)
+        is_int("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
             low = 0 if self.prompt_logprobs is not None else 1
-            _is_int("max_tokens", self.max_tokens, low)
+            is_int("max_tokens", self.max_tokens, low)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest(
                     f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}",
@@ -206,12 +158,12 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None and value != ALL_LOGPROBS:
-                _is_int(name, value, 0)
+                is_int(name, value, 0)
         for token_id in self.logprob_token_ids:
-            _is_int("logprob_token_ids", token_id, 0)
+            is_int("logprob_token_ids", token_id, 0)
         if self.logprob_token_ids and self.logprobs is None:
             raise InvalidRequest("logprob_token_ids needs logprobs", "logprob_token_ids")
-        _is_int("prompt_logprobs_start", self.prompt_logprobs_start, 0)
+        is_int("prompt_logprobs_start", self.prompt_logprobs_start, 0)
         if self.logprobs_mode not in ("raw", "processed", "both"):
             message = "logprobs_mode must be 'raw', 'processed' or 'both'"
             raise InvalidRequest(message, "logprobs_mode")
@@ -227,21 +179,21 @@ class SamplingParams:
     def _check_bans(self) -> None:
         """What limits the ids that may be drawn, and what contradicts it."""
         if self.allowed_token_ids is not None:
-            _is_list("allowed_token_ids", self.allowed_token_ids)
+            is_list("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise InvalidRequest("allowed_token_ids is empty: give one", "allowed_token_ids")
             for token_id in self.allowed_token_ids:
-                _is_int("allowed_token_ids", token_id, 0)
+                is_int("allowed_token_ids", token_id, 0)
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         for word in self.bad_words:
             if isinstance(word, str):
                 message = "bad_words holds sequences of token ids: tokenize the words first"
                 raise InvalidRequest(message, "bad_words")
-            _is_list("bad_words", word)
+            is_list("bad_words", word)
             if not word:
                 raise InvalidRequest("bad_words holds an empty word", "bad_words")
             for token_id in word:
-                _is_int("bad_words", token_id, 0)
+                is_int("bad_words", token_id, 0)
         object.__setattr__(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
         if self.grammar is not None:
             if not isinstance(self.grammar, Grammar):
@@ -280,9 +232,9 @@ class Request:
     stream: bool = True  # False: what its steps add comes in one output, when it ends
 
     def __post_init__(self) -> None:
-        _is_int("priority", self.priority, -(2**31), 2**31 - 1)
+        is_int("priority", self.priority, -(2**31), 2**31 - 1)
         if self.timeout is not None:
-            _in_range("timeout", self.timeout, 0.0, MAX_TIMEOUT, low_open=True)
+            in_range("timeout", self.timeout, 0.0, MAX_TIMEOUT, low_open=True)
         if self.prediction and not self.params.speculate:
             raise InvalidRequest("a prediction is speculated on: speculate is false", "prediction")
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from emberline.engine.detokenizer import TokenText
+from emberline.refusals import one_of
 from emberline.server.chat_body import Message
 from emberline.server.lark import named_tokens
 from emberline.server.prompt_limit import TextBound, text_bound
 from emberline.server.turns import LONG_WORK, off_loop
-from emberline.types import InvalidRequest, one_of
+from emberline.types import InvalidRequest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
