@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -351,7 +351,7 @@ def join_outputs(outputs: Sequence[RequestOutput]) -> Completion:
 
 def check_prompts(prompts: Sequence[Prompt], param: str) -> None:
     """Raise `InvalidRequest` for what is no list, a lone text too: Python takes it for one."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, str) or not isinstance(prompts, Collection):
         raise InvalidRequest(f"{param} must be a list of {param}: wrap one in [...]", param)
 
 

@@ -37,6 +37,13 @@ def test_prompts_are_a_list(llm, prompts):
     assert caught.value.param == "prompts"
 
 
+def test_prompts_may_be_an_array():
+    llm = over(PrefixTarget())
+    rows = np.array([[1, 2], [3, 1]])
+    answers = llm.generate(rows, GREEDY)
+    assert answers == llm.generate(rows.tolist(), GREEDY)
+
+
 def test_a_refusal_says_which_prompt_it_is_about():
     llm = over(PrefixTarget())
     for wrong, reason in (
