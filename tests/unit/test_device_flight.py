@@ -40,7 +40,7 @@ def test_records_are_as_wide_as_was_asked(widths: list[int | None]) -> None:
         part.copy_(torch.arange(part.numel()).view(part.shape))
     plan = [scheduled(width) for width in widths]
     group = Group(bucket, range(len(plan)), Landing.on(numbers), None)
-    flight = DeviceFlight(plan, [group], None, VerifyAll(), Landings(is_cuda=False))
+    flight = DeviceFlight(plan, [group], None, [], VerifyAll(), Landings(is_cuda=False))
     records = flight.read().records
     wanted: list[tuple[TokenLogprobs, ...] | None] = []
     for width, begin, end in zip(widths, bounds, bounds[1:], strict=False):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from emberline.engine.outcome import Outcome
+from emberline.engine.outputs import delta
 from emberline.engine.request_state import RequestState, append_run
 from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.standing import MOST_STEPS, StandingBatch
@@ -64,9 +65,8 @@ def any_outcome(generator: np.random.Generator, plan: list[ScheduledRequest]) ->
 
 
 def facts(state: RequestState) -> tuple[object, ...]:
-    text = state.text.take() if state.text is not None else None
     counts = state.num_computed, state.num_unread, state.ahead
-    return state.token_ids, state.steps, counts, text
+    return state.token_ids, state.steps, counts, delta(state, lambda: 0.0)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, MOST_STEPS, MOST_STEPS + 3])
@@ -78,7 +78,7 @@ def test_what_is_written_late_is_what_happened(num_steps: int, lag: int) -> None
     plans = entries(late), entries(at_once)
     for entry in (*plans[0], *plans[1]) if lag else ():  # a step is on its way already
         entry.state.launch(1, entry.draft_limit, samples=True)
-    batch = StandingBatch(plans[0], PAGE, lag, tally)
+    batch = StandingBatch(plans[0], PAGE, lag, tally.update)
     for _ in range(num_steps):
         outcome = any_outcome(generator, plans[1])
         batch.launch()
@@ -110,7 +110,7 @@ def test_who_may_end_is_looked_at_first() -> None:
         token_ids=np.array([2, 3, 4]), start_loc=np.arange(4), num_drafted=calm.num_drafted,
         num_admitted=np.zeros(3, np.int64), num_accepted=np.zeros(3, np.int64), broken={},
     )  # fmt: skip
-    batch = StandingBatch(plan, PAGE, 1, Counter())
+    batch = StandingBatch(plan, PAGE, 1, Counter().update)
     stops = Outcome(np.array([2, STOP, 4]), *_rest(calm), broken={})
     broken = Outcome(calm.token_ids, *_rest(calm), broken={1: "NaN"})
     for outcome in (stops, broken):
@@ -135,7 +135,7 @@ def test_steps_to_go_never_leave_the_pages() -> None:
     states[0].pages = list(range(1, 1 + -(-LIMIT // PAGE)))
     for state in states:
         state.launch(1, 0, samples=True)
-    batch = StandingBatch(entries(states), PAGE, 1, Counter())
+    batch = StandingBatch(entries(states), PAGE, 1, Counter().update)
     room = len(states[1].pages) * PAGE
     width = 1 + DRAFTS
     assert batch.num_steps_to_go() == (room - PROMPT - width) // width

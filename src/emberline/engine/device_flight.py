@@ -1,6 +1,7 @@
 """A step on its way on the device, and what of it comes back: read once, one step later.
 
-Owns the memory that results come down to, and the form in which the engine gets them. Must not know
+Owns the memory that numbers go up from and results come down to, and the form in which the engine
+gets them. Must not know
 how steps are planned or started (`device_runner`), nor when requests end (`engine`).
 """
 
@@ -34,7 +35,7 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Host memory where the results of a step come down."""
+    """Host memory where the results of a step come down, or what it is told waits to go up."""
 
     numbers: Tensor  # [size] int64
     array: NDArray[np.int64]  # the same memory
@@ -46,16 +47,17 @@ class Landing:
 
 
 class Landings:
-    """Host memory that results are copied to while the host goes on, used over and over.
+    """Host memory that is copied to and from while the host goes on, used over and over.
 
     Args:
-        is_cuda: whether there is a device behind the host; if not, results are where they are.
+        is_cuda: whether there is a device behind the host; if not, numbers are where they are.
     """
 
     def __init__(self, *, is_cuda: bool) -> None:
         self.pace = HostPace()
         self._is_cuda = is_cuda
         self._free: dict[int, list[Landing]] = defaultdict(list)  # by size
+        self._sent: list[Landing] = []  # since the last `mark`
         self._events: list[torch.cuda.Event] = []
         self._stream: torch.cuda.Stream | None = None  # that steps run on; None: the current one
 
@@ -68,22 +70,36 @@ class Landings:
         """Those of a step on the host, once the device has got there: graphs overwrite them."""
         if not self._is_cuda:
             return Landing.on(numbers)
-        size = numbers.numel()
-        free = self._free[size]
-        if free:
-            landing = free.pop()
-        else:
-            landing = Landing.on(torch.empty(size, dtype=torch.int64, pin_memory=True))
+        landing = self._take(numbers.numel())
         landing.numbers.copy_(numbers, non_blocking=True)
         return landing
 
-    def mark(self) -> torch.cuda.Event | None:
-        """The moment at which all that was started so far is done; None: that is now."""
+    def send(self, numbers: NDArray[np.int64]) -> Tensor:
+        """Numbers of the host where a copy to the device reads them while the host goes on."""
         if not self._is_cuda:
-            return None
+            return torch.from_numpy(numbers)
+        landing = self._take(1 << (numbers.size - 1).bit_length())
+        self._sent.append(landing)
+        landing.array[: numbers.size] = numbers.ravel()
+        return landing.numbers[: numbers.size].view(numbers.shape)
+
+    def _take(self, size: int) -> Landing:
+        free = self._free[size]
+        if free:
+            return free.pop()
+        return Landing.on(torch.empty(size, dtype=torch.int64, pin_memory=True))
+
+    def mark(self) -> tuple[torch.cuda.Event | None, list[Landing]]:
+        """The moment at which all that was started so far is done; None: that is now.
+
+        And the memory that was sent from and that nothing reads any more by then.
+        """
+        if not self._is_cuda:
+            return None, []
         event = self._events.pop() if self._events else torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
-        return event
+        sent, self._sent = self._sent, []
+        return event, sent
 
     def wait(self, event: torch.cuda.Event | None) -> None:
         """Until that moment has come."""
@@ -117,6 +133,7 @@ class DeviceFlight:
     plan: Sequence[ScheduledRequest]
     groups: list[Group]
     done: torch.cuda.Event | None  # None: where nothing runs behind the host
+    sent: Sequence[Landing]  # what the device had read by then
     planner: DevicePlanner
     landings: Landings
 
@@ -124,7 +141,7 @@ class DeviceFlight:
         """Wait for the device, and say what it did."""
         self.landings.wait(self.done)
         outcomes = [(group.places, self._read(group)) for group in self.groups]
-        self.landings.give_back((group.landing for group in self.groups), self.done)
+        self.landings.give_back((*self.sent, *(group.landing for group in self.groups)), self.done)
         return outcomes[0][1] if len(outcomes) == 1 else spread(len(self.plan), outcomes)
 
     def _read(self, group: Group) -> Outcome:

@@ -128,7 +128,7 @@ class DeviceRunner:
             Group(bucket, places, self.start(bucket, numbers), shape)
             for places, bucket, numbers, shape in steps
         ]
-        return DeviceFlight(plan, groups, self._landings.mark(), self.planner, self._landings)
+        return DeviceFlight(plan, groups, *self._landings.mark(), self.planner, self._landings)
 
     def padding(self, num_reqs: int, depth: int) -> Sequence[int]:
         """Token counts that decode steps run at: what planners know as their `Padding`."""
@@ -188,7 +188,7 @@ class DeviceRunner:
         """Say what the next step is: the leading numbers of the controls, not changed any more."""
         if numbers is not self._controlled:
             place = self.parts.controls.numbers[: len(numbers)]
-            place.copy_(self._pinned(numbers), non_blocking=True)
+            place.copy_(self._landings.send(numbers), non_blocking=True)
             self._controlled = numbers
 
     def replay(self, bucket: Bucket) -> Tensor:
@@ -322,14 +322,9 @@ class DeviceRunner:
                 numbers += pages[first:]
                 self._pages[state.slot] = list(pages)
         if places:
-            pairs = self._pinned(np.array([places, numbers], dtype=np.int64))
+            pairs = self._landings.send(np.array([places, numbers], dtype=np.int64))
             pairs = pairs.to(self.parts.rows.device, non_blocking=True)
             self.parts.rows.view(-1).index_copy_(0, pairs[0], pairs[1])
-
-    def _pinned(self, numbers: NDArray[np.int64]) -> Tensor:
-        """Host memory that a copy to the device reads while the host goes on."""
-        host = torch.from_numpy(numbers)
-        return host.pin_memory() if self.parts.rows.is_cuda else host
 
 
 def _row(state: RequestState) -> list[int]:

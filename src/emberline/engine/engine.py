@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -88,7 +89,7 @@ class Engine:
         self._pace = Pace()
         self._num_added = 0
         self._gpu = parts.history.device.index or None  # None: the CPU, or the GPU that is current
-        self._flights = Flights(pool.page_size, self._tally.steps)
+        self._flights = Flights(pool.page_size, self._tally.add)
         self._next_check = -math.inf
         self._look_at = math.inf  # when a request may have to end early: no sooner
         self.observer: Observer | None = None
@@ -266,15 +267,15 @@ class Engine:
 
         Drafts of requests that go on together are counted a few steps late.
         """
-        tally, verified = self._tally, self._tally.verified
+        tally = self._tally
         return EngineSnapshot(
             num_engine_steps=tally.num_engine_steps,
             prompt_tokens=tally.prompt_tokens,
             generation_tokens=tally.generation_tokens,
-            num_verify_steps=verified.num_steps,
-            num_emitted_tokens=verified.num_emitted,
-            num_draft_tokens=verified.num_verified,
-            num_accepted_tokens=verified.num_accepted,
+            num_verify_steps=tally.num_verify_steps,
+            num_emitted_tokens=tally.num_emitted_tokens,
+            num_draft_tokens=tally.num_draft_tokens,
+            num_accepted_tokens=tally.num_accepted_tokens,
             accepted_per_pos=tally.accepted_per_pos(self.max_draft_tokens),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -363,7 +364,7 @@ class Engine:
                 outputs.append(self._finish(state, ending))
             elif run and (is_first or tells) and state.request.stream:
                 outputs.append(delta(state, self._clock))
-        self._tally.steps.update(steps)
+        self._tally.add(Counter(steps))
         return outputs
 
     def _fail(self, state: RequestState, error: str) -> RequestOutput:

@@ -6,14 +6,13 @@ know pages' owners, clients, or when requests end.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from emberline.engine.outcome import Flight, Outcome, Runner
 from emberline.engine.scheduler import ScheduledRequest
-from emberline.engine.standing import StandingBatch
-from emberline.types import StepCounts
+from emberline.engine.standing import CountSteps, StandingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +29,15 @@ class Flights:
 
     Args:
         page_size: tokens of a page.
-        steps: verify steps by what they did; a batch adds its own.
+        count: takes note of a batch's verify steps.
     """
 
-    def __init__(self, page_size: int, steps: Counter[StepCounts]) -> None:
+    def __init__(self, page_size: int, count: CountSteps) -> None:
         self.runner: Runner | None = None
         self.plan: list[ScheduledRequest] = []  # what it ran in the step before
         self._lag = 0  # steps that may stay unread
         self._page_size = page_size
-        self._steps = steps
+        self._count = count
         self._on_their_way: deque[Flight] = deque()
         self._batch: StandingBatch | None = None  # those of `plan`, once nothing changes
 
@@ -69,7 +68,7 @@ class Flights:
         elif self._batch is None and all(
             entry.state.shared and not entry.state.is_followed for entry in plan
         ):  # all of them once more, as in the step before
-            self._batch = StandingBatch(plan, self._page_size, len(self), self._steps)
+            self._batch = StandingBatch(plan, self._page_size, len(self), self._count)
         if taken:
             assert self.runner is not None
             self._on_their_way.append(self.runner.launch(taken))

@@ -23,11 +23,16 @@ def delta(state: RequestState, clock: Callable[[], float], *, final: bool = Fals
     token_ids = state.token_ids
     new_ids = tuple(token_ids[state.num_reported :])
     state.num_reported = len(token_ids)
+    text = ""
+    if state.text is not None:
+        if not state.is_watched:
+            state.text.extend(new_ids)
+        text = state.text.take(final=final)
     return RequestOutput(  # by place: by name takes half as long again
         state.request.request_id,
         new_ids,
         records,
-        state.text.take(final=final) if state.text else "",
+        text,
         prompt_scores,
         None,
         None,

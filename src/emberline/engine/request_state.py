@@ -35,7 +35,10 @@ class TextStream(Protocol):
 
     @property
     def watches(self) -> bool:
-        """Whether a token may end the text, so that each has to be pushed by itself."""
+        """Whether a token may end the text: each is then pushed by itself when it comes.
+
+        The others are added when somebody reads the text.
+        """
         ...
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -63,7 +66,7 @@ class RequestState:
     token_ids: list[int]
     num_prompt: int = field(init=False)  # prompt tokens
     all_stop_ids: frozenset[int] = field(init=False)  # those and the request's own
-    is_watched: bool = field(init=False)  # its text looks at every token by itself
+    is_watched: bool = field(init=False)  # its text looks at every token when it comes
     serial: int = 0  # name among all requests of the engine, in order of arrival
     arrived: float = 0.0  # of the engine's clock
     first_run: float | None = None
@@ -243,8 +246,6 @@ def append_whole(state: RequestState, run: list[int]) -> bool:
     if not state.all_stop_ids.isdisjoint(run):
         return False
     token_ids += run
-    if state.text is not None:
-        state.text.extend(run)
     return True
 
 
@@ -263,7 +264,9 @@ def append_run(state: RequestState, run: list[int]) -> tuple[list[int], Ending |
         if state.prediction is not None:
             state.prediction.push(token_id)
         may_stop = state.num_output >= params.min_tokens
-        matched = state.text.push(token_id, check_stop=may_stop) if state.text else None
+        matched = None
+        if state.text is not None and state.is_watched:
+            matched = state.text.push(token_id, check_stop=may_stop)
         if token_id in state.stop_ids:
             return run[:count], Ending(FinishReason.STOP)
         if token_id in params.stop_token_ids:

@@ -9,7 +9,7 @@ states; until then those are as they were some steps ago. Must not know pages' o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ MOST_STEPS = 8
 MOST_RUNS = 512
 """Requests' parts of them: writing all at once must not take as long as a step."""
 NEVER = 1 << 62
+CountSteps = Callable[[Mapping[StepCounts, int]], None]
+"""Takes note of verify steps, each kind so many times."""
 
 
 class StandingBatch:
@@ -34,7 +36,7 @@ class StandingBatch:
             one, but for those that stop.
         page_size: tokens of a page.
         num_unread: steps of this plan that have been launched and not read.
-        steps: verify steps by what they did; those of the batch are added when they are written.
+        count: takes note of verify steps, when they are written.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class StandingBatch:
         plan: Sequence[ScheduledRequest],
         page_size: int,
         num_unread: int,
-        steps: Counter[StepCounts],
+        count: CountSteps,
     ) -> None:
         self.plan = plan
         self.states = states = [entry.state for entry in plan]
@@ -54,7 +56,7 @@ class StandingBatch:
         self._room = np.where(room >= self._limits, NEVER, room)
         self._stops = _table({i for state in states for i in state.all_stop_ids})
         self._num_unread = num_unread
-        self._counts = steps
+        self._count = count
         self._most_steps = max(1, min(MOST_STEPS, MOST_RUNS // len(states)))
         self._num_launched = 0  # since what was written last
         self._landed: list[Outcome] = []  # read since then
@@ -113,14 +115,12 @@ class StandingBatch:
                 state.ahead += fewer * drafts
             state.token_ids += run
             state.held_steps += kinds
-            if state.text is not None:
-                state.text.extend(run)
         for outcome in landed:
             for state, record in zip(self.states, outcome.records or (), strict=False):
                 if record is not None:
                     state.held_records += record
-        for code, times in Counter(codes.ravel().tolist()).items():
-            self._counts[step_counts(code)] += times
+        seen = Counter(codes.ravel().tolist())
+        self._count({step_counts(code): times for code, times in seen.items()})
 
 
 def _runs(landed: Sequence[Outcome]) -> list[list[int]]:

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from emberline.types import SpeculationStats, StepCounts
+from emberline.types import StepCounts
 
 
 @dataclass(slots=True)
 class Tally:
     """What `EngineSnapshot` reports as totals; fields of the same names mean the same.
 
-    Verify steps are kept by what they did: a step's are counted at once, and few kinds come.
+    Kept as sums, for they are asked for at every step.
     """
 
     num_engine_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    steps: Counter[StepCounts] = field(default_factory=Counter)  # verify steps of every request
+    num_verify_steps: int = 0
+    num_emitted_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    _by_accepted: dict[int, int] = field(default_factory=Counter)  # verify steps
 
-    @property
-    def verified(self) -> SpeculationStats:
-        """What verify steps did, of all requests together."""
-        return SpeculationStats(self.steps)
+    def add(self, steps: Mapping[StepCounts, int]) -> None:
+        """Count verify steps, each kind so many times."""
+        for (_, verified, accepted, emitted, _), times in steps.items():
+            self.num_verify_steps += times
+            self.num_emitted_tokens += emitted * times
+            self.num_draft_tokens += verified * times
+            self.num_accepted_tokens += accepted * times
+            self._by_accepted[accepted] += times
 
     def accepted_per_pos(self, width: int) -> tuple[int, ...]:
         """Accepted drafts by their position in the block, of at least `width` positions."""
-        width = max([width, *(accepted for _, _, accepted, _, _ in self.steps)])
-        reached = [0] * width
-        for (_, _, accepted, _, _), times in self.steps.items():
+        reached = [0] * max([width, *self._by_accepted])
+        for accepted, times in self._by_accepted.items():
             for position in range(accepted):
                 reached[position] += times
         return tuple(reached)
