@@ -16,7 +16,7 @@ class PagePool:
         self.num_pages = num_pages - 1
         # Last in, first out: memory that was touched before is used again first.
         self._free = list(range(num_pages - 1, 0, -1))
-        self._refs: Counter[int] = Counter()
+        self._refs = [0] * num_pages  # by page; 0: it is free
 
     @property
     def num_free(self) -> int:
@@ -41,7 +41,8 @@ class PagePool:
         if count > len(self._free):
             raise MemoryError(f"{count} pages wanted, {len(self._free)} free")
         pages = [self._free.pop() for _ in range(count)]
-        self._refs.update(pages)
+        for page in pages:
+            self._refs[page] = 1
         return pages
 
     def retain(self, pages: Sequence[int]) -> None:
@@ -58,14 +59,14 @@ class PagePool:
                 raise ValueError(f"page {page} is released more often than it is held")
             self._refs[page] -= 1
             if not self._refs[page]:
-                del self._refs[page]
                 self._free.append(page)
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Raise `RuntimeError` unless free + held = all, every reference accounted for."""
         expected = Counter(page for pages in held for page in pages)
-        if expected != self._refs or len(self._free) + len(self._refs) != self.num_pages:
+        refs = {page: count for page, count in enumerate(self._refs) if count}
+        if expected != refs or len(self._free) + len(refs) != self.num_pages:
             raise RuntimeError(
-                f"page books do not balance: {len(self._free)} free, {len(self._refs)} referenced, "
+                f"page books do not balance: {len(self._free)} free, {len(refs)} referenced, "
                 f"{len(expected)} held, {self.num_pages} in all"
             )

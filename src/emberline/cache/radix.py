@@ -122,16 +122,15 @@ class RadixCache:
         """
         if count > self.num_available:
             raise MemoryError(f"{count} pages wanted, {self.num_available} available")
-        while self.pool.num_free < count:
+        for _ in range(count - self.pool.num_free):
             self._give_up_oldest()
         return self.pool.allocate(count)
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop the caller's hold; what the tree keeps stays cached."""
-        for page in reversed(pages):
-            if page == NO_PAGE:
-                continue
-            self.pool.release([page])
+        held = [page for page in pages if page != NO_PAGE]
+        self.pool.release(held)
+        for page in reversed(held):
             if page in self._nodes and self.pool.num_refs(page) == 1:
                 self._idle[page] = None
 
