@@ -11,7 +11,12 @@ from emberline.cache.page_pool import PagePool
 from emberline.cache.radix import NO_PAGE, RadixCache
 from emberline.config import SchedulerConfig
 from emberline.engine.request_state import RequestState
-from emberline.engine.scheduler import PROMPT_SCORE_TOKENS, ScheduledRequest, Scheduler
+from emberline.engine.scheduler import (
+    MOST_GATHERING,
+    PROMPT_SCORE_TOKENS,
+    ScheduledRequest,
+    Scheduler,
+)
 from emberline.types import QueueFull, Request, SamplingParams, TokenLogprobs
 
 SIZE = 4
@@ -758,3 +763,68 @@ def test_only_prompt_tokens_that_may_be_found_count_as_looked_up():
     rig.add("plain", LONG)
     rig.step()
     assert rig.scheduler.num_queried == 20 + 40
+
+
+def many(rig: Rig, count: int) -> None:
+    """That many requests that decode, in pages taken ahead."""
+    for i in range(count):
+        rig.add(f"old{i}", 1, max_tokens=400)
+    for _ in range(MOST_GATHERING + 2):
+        rig.step()
+    assert len(rig.scheduler.running) == count
+
+
+def steps_until(rig: Rig, name: str) -> int:
+    """Steps that somebody waits before it starts."""
+    for waited in range(20):
+        if name in rig.step():
+            return waited
+    raise AssertionError(f"{name} never started")
+
+
+@pytest.mark.parametrize(
+    ("running", "behind", "most"),
+    [
+        (1, True, 0),
+        (30, True, 0),
+        (32, True, 1),
+        (96, True, 3),
+        (400, True, MOST_GATHERING),
+        (96, False, 0),
+    ],
+)
+def test_prompts_that_run_by_themselves_wait_for_others(
+    running: int, behind: bool, most: int
+) -> None:
+    """So many steps since the last ones at most; where they run with the rest, none."""
+    rig = Rig(80_000, max_num_reqs=running + 8, max_queue=running + 8)
+    rig.scheduler.lookahead = 8 if behind else 0
+    many(rig, running)
+    rig.add("a", 5)
+    assert steps_until(rig, "a") == 0  # the last prompts are long ago
+    rig.add("b", 5)
+    rig.add("c", 5)
+    assert steps_until(rig, "b") == most
+    assert rig.scheduler.waiting == []  # both of them at once
+
+
+def test_nobody_waits_where_prompts_run_anyway() -> None:
+    rig = Rig(20_000, max_num_reqs=80, prefill_chunk=8)
+    rig.scheduler.lookahead = 8
+    many(rig, 64)
+    rig.add("long", 40)
+    assert steps_until(rig, "long") == 0
+    rig.add("short", 5)
+    assert steps_until(rig, "short") == 0
+
+
+def test_who_waits_for_others_never_waits_for_those_who_have_gone() -> None:
+    rig = Rig(20_000, max_num_reqs=80)
+    rig.scheduler.lookahead = 8
+    many(rig, 64)
+    rig.add("a", 5, max_tokens=1)
+    assert steps_until(rig, "a") == 0
+    rig.add("b", 5)
+    for state in list(rig.scheduler.running):
+        rig.scheduler.remove(state)
+    assert steps_until(rig, "b") == 0

@@ -24,6 +24,12 @@ AMPLE = 4
 MOST_REPEATS = 64
 """Steps at most that a plan is repeated without another look at the requests."""
 
+GATHERING = 32
+"""Requests that run for each step that those who come wait for others to start with: behind the
+host prompts run as a step of their own, which delays all of them by as much whatever it carries."""
+MOST_GATHERING = 8
+"""Steps that anybody waits for that at most."""
+
 _rank = attrgetter("rank")
 
 
@@ -70,6 +76,7 @@ class Scheduler:
         self._standing: dict[int, ScheduledRequest] = {}  # by slot: what it runs step after step
         self._plan: list[ScheduledRequest] = []  # of the last step, if nobody was planned anew
         self._num_repeats = 0  # steps for which it is good without another look
+        self._num_gathering = 0  # steps since prompts ran
 
     def add(self, state: RequestState, retry_after: int) -> None:
         """Queue a request; `QueueFull` with the given advice when the limit is reached."""
@@ -98,7 +105,8 @@ class Scheduler:
 
         The same list as before: the same requests go on, in the same pages.
         """
-        nobody_starts = not (self.waiting and self._free_slots)
+        self._num_gathering += 1
+        nobody_starts = not self._may_start()
         if self._num_repeats and nobody_starts:
             self._num_repeats -= 1
             return self._plan
@@ -130,14 +138,25 @@ class Scheduler:
         planned = [entry for entry in planned if entry.state.slot >= 0]
         steady = [entry for entry in steady if entry.state.slot >= 0]
         others = [state for state in others if state.slot >= 0]
-        if self.num_preemptions == num_preemptions:  # what gave way must not come back at once
+        has_prompts = not all(entry.decodes for entry in planned)
+        # What gave way must not come back at once.
+        if self.num_preemptions == num_preemptions and (has_prompts or not nobody_starts):
             started = self._admit(budget, others)
             planned += started
             others += [entry.state for entry in started]
         if self.waiting and not self.running:
             raise RuntimeError("nothing runs, and the first request of the queue cannot start")
+        if not all(entry.decodes for entry in planned):
+            self._num_gathering = 0
         num_drafts = sum(entry.draft_limit for entry in steady)
         return steady + self._with_drafts(planned, others, num_drafts)
+
+    def _may_start(self, num_steps: int = 0) -> bool:
+        """Whether somebody who waits may start, this many steps from now."""
+        if not (self.waiting and self._free_slots):
+            return False
+        wait = min(MOST_GATHERING, len(self.running) // GATHERING) if self.lookahead else 0
+        return self._num_gathering + num_steps > wait
 
     def repeats(self, num_steps_to_go: Callable[[], int]) -> bool:
         """Whether the next plan is the last one again.
@@ -145,7 +164,7 @@ class Scheduler:
         Args:
             num_steps_to_go: steps for which everybody in it certainly has pages.
         """
-        if not self._plan or (self.waiting and self._free_slots):
+        if not self._plan or self._may_start(1):
             return False
         if not self._num_repeats:
             self._num_repeats = max(0, min(MOST_REPEATS, num_steps_to_go()))
