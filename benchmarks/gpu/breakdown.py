@@ -332,6 +332,7 @@ def row(
         "layer_launches": seen.layer_launches,
         "host_calls": {name: round(count, 2) for name, count in seen.calls.items()},
         "busy_ms": round(1e3 * seen.busy, 4),
+        "busy_of_step": round(seen.busy / statistics.fmean(steps.walls), 4),
         "idle_share": round(seen.idle, 4),
         "waiting_share": round(seen.waits, 4),
         "needed_mb": round(num_bytes / 1e6, 2),

@@ -376,8 +376,16 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...
             raise InvalidRequest(
                 "the prompt holds half a surrogate pair: no text has one", "prompt"
             )
-        return tuple(tokenizer(prompt)["input_ids"])
+        return _plain_ids(tokenizer, prompt)
     return _ids(prompt, "prompt")
+
+
+def _plain_ids(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool = True
+) -> tuple[int, ...]:
+    """Token ids of a text. That it is too long the engine says, in its own words."""
+    encoded = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+    return tuple(encoded["input_ids"])
 
 
 def _ids(values: Sequence[int], param: str) -> tuple[int, ...]:
@@ -395,7 +403,7 @@ def encode_prediction(
 ) -> tuple[int, ...]:
     """Token ids of a predicted answer, which follows a prompt: no special tokens."""
     if isinstance(prediction, str):
-        return tuple(tokenizer(prediction, add_special_tokens=False)["input_ids"])
+        return _plain_ids(tokenizer, prediction, add_special_tokens=False)
     return () if prediction is None else _ids(prediction, "prediction")
 
 
@@ -415,7 +423,11 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) ->
             if key not in one:
                 raise InvalidRequest(f"messages[{index}] has no {key}: give it", "messages")
     ids = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        list(messages),
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+        tokenizer_kwargs={"verbose": False},
     )
     return tuple(ids)
 
@@ -432,7 +444,7 @@ def encode_pairs(
     for prompt, continuation in pairs:
         before = encode(tokenizer, prompt)
         if isinstance(continuation, str):
-            after = tuple(tokenizer(continuation, add_special_tokens=False)["input_ids"])
+            after = _plain_ids(tokenizer, continuation, add_special_tokens=False)
         else:
             after = _ids(continuation, "continuation")
         for what, ids in (("prompt", before), ("continuation", after)):

@@ -101,6 +101,11 @@ def test_bodies_without_a_meaning(
     refused(server, {**body, "stream": stream}, param)
 
 
+@pytest.mark.parametrize("name", ["text", "input_ids"])
+def test_no_prompt_at_all_is_named_as_what_it_was_given_as(server: Server, name: str) -> None:
+    assert refused(server, {name: []}, name).startswith(f"{name} is empty")
+
+
 OPTIONS: list[tuple[str, Any]] = [
     ("temperature", -1),
     ("temperature", "1"),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import logging
 
 import numpy as np
 import pytest
 import torch
 
-from emberline.llm import LLM
+from emberline.llm import LLM, chat_ids, encode, encode_pairs, encode_prediction
 from emberline.types import FinishReason, InvalidRequest, SamplingParams
 
 from support.engines import make_engine
 from support.paged import PrefixDrafter, PrefixTarget
+from support.serving import make_tokenizer
 
 
 @pytest.fixture
@@ -63,6 +65,22 @@ def test_a_refusal_says_which_prompt_it_is_about():
 def test_a_conversation_has_a_message(llm):
     with pytest.raises(InvalidRequest, match="messages is empty"):
         llm.chat([])
+
+
+def test_only_the_engine_says_that_a_prompt_is_too_long(caplog):
+    """The tokenizer library has a warning of its own, which speaks of indexing errors."""
+    tokenizer = make_tokenizer()
+    tokenizer.model_max_length = 4
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    try:
+        assert len(encode(tokenizer, "abcdefgh")) > 4
+        assert len(encode_prediction(tokenizer, "abcdefgh")) > 4
+        assert len(chat_ids(tokenizer, [{"role": "user", "content": "abcdefgh"}])) > 4
+        assert len(encode_pairs(tokenizer, [("a", "abcdefgh")])[0][0]) > 4
+    finally:
+        logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert caplog.records == []
 
 
 class Silent:

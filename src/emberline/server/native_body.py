@@ -240,6 +240,9 @@ class GenerateBody(Body):
         if (self.text is None) == (self.input_ids is None):
             raise InvalidRequest("give one of text and input_ids", "text")
         given: Any = self.text if self.text is not None else self.input_ids
+        if given == []:
+            name = self.prompt_field
+            raise InvalidRequest(f"{name} is empty: give at least one prompt", name)
         return list(given) if self.is_batch else [given]
 
     def _options(self, count: int) -> list[NativeSampling]:

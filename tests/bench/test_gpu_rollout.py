@@ -1,0 +1,32 @@
+"""The benchmark of requests that come and go, over an engine that runs no model."""
+
+from __future__ import annotations
+
+import pytest
+
+from emberline.engine import scheduler
+
+from gpu import rollout
+from gpu.rollout import PER_PLACE, VARIANTS, as_asked, measure, run
+from support.offline import offline
+
+PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13)]
+
+
+def test_variants_answer_alike_and_start_requests_as_they_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout, "LENGTHS", (3, 30))
+    llm, loaded = offline(monkeypatch)
+    row = measure(llm, PROMPTS, 2, 1)
+    assert list(row["tok_s"]) == ["none", "draft, at once", "draft"]
+    assert all(rate > 0 for rate in row["tok_s"].values())
+    usual = scheduler.MOST_GATHERING
+    for variant in VARIANTS:
+        with as_asked(variant):
+            assert (scheduler.MOST_GATHERING > 0) == variant.gathers
+        before = loaded.engine.snapshot()
+        assert run(llm, PROMPTS, 2 * PER_PLACE, variant) > 0
+        drafted = loaded.engine.snapshot().num_draft_tokens - before.num_draft_tokens
+        assert (drafted > 0) == variant.draft
+    assert usual == scheduler.MOST_GATHERING
