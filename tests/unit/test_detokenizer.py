@@ -94,6 +94,24 @@ def test_joined_deltas_are_the_tokenizers_own_text(
     assert all("�" not in delta or "�" in whole for delta in deltas)
 
 
+@given(token_ids, st.booleans(), st.booleans(), st.sets(st.integers(0, SIZE - 1)), st.data())
+def test_several_tokens_add_what_each_adds_by_itself(
+    ids: list[int], skip: bool, shown: bool, stops: set[int], data: st.DataObject
+) -> None:
+    stops |= set(data.draw(st.lists(st.sampled_from(ids), max_size=2)) if ids else ())
+    params = SamplingParams(
+        skip_special_tokens=skip,
+        include_stop_str_in_output=shown,
+        stop_token_ids=tuple(stops),
+    )
+    at_once, cut = TEXT.stream(params), data.draw(st.integers(0, len(ids)))
+    at_once.extend(ids[:cut])
+    first = at_once.take()
+    at_once.extend(ids[cut:])
+    deltas, _, _ = run(ids, params)
+    assert first + at_once.take(final=True) == "".join(deltas)
+
+
 @given(texts)
 def test_any_text_round_trips_byte_by_byte(text: str) -> None:
     ids = ids_of(text)

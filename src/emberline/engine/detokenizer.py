@@ -140,6 +140,8 @@ class TextStream:
         self._tokens, self._params = tokens, params
         self._stops = [stop.encode() for stop in params.stop]
         self._longest = max(map(len, self._stops), default=0)
+        shows_stops = params.include_stop_str_in_output
+        self._hidden = frozenset(() if shows_stops else params.stop_token_ids)
         self._tail = bytearray()  # not released yet
         self._stopped = False
         self._gate = None if params.stop_after is None else _Gate(params)
@@ -153,6 +155,8 @@ class TextStream:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add emitted tokens where no stop string is looked for."""
+        if not self._hidden.isdisjoint(token_ids):
+            token_ids = [token_id for token_id in token_ids if token_id not in self._hidden]
         pieces = self._tokens.pieces(skip_special=self._params.skip_special_tokens)
         self._tail += b"".join(map(pieces.__getitem__, token_ids))
 
