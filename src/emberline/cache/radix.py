@@ -97,7 +97,7 @@ class RadixCache:
         """
         if not self.enabled:
             return list(pages)
-        node, kept = self._root, list(pages)
+        node, kept, added = self._root, list(pages), list[int]()
         for index, (key, page) in enumerate(zip(self._keys(token_ids), pages, strict=False)):
             child = node.children.get(key)
             if child is None:
@@ -105,12 +105,13 @@ class RadixCache:
             if child.page == NO_PAGE and page != NO_PAGE:
                 child.page = page
                 self._nodes[page] = child
-                self.pool.retain([page])
+                added.append(page)
             elif page not in (child.page, NO_PAGE):
                 self._retain([child.page])
                 self.release([page])
                 kept[index] = child.page
             node = child
+        self.pool.retain(added)
         self._prune(node)
         return kept
 
@@ -122,8 +123,7 @@ class RadixCache:
         """
         if count > self.num_available:
             raise MemoryError(f"{count} pages wanted, {self.num_available} available")
-        for _ in range(count - self.pool.num_free):
-            self._give_up_oldest()
+        self._give_up(count - self.pool.num_free)
         return self.pool.allocate(count)
 
     def release(self, pages: Sequence[int]) -> None:
@@ -167,8 +167,7 @@ class RadixCache:
 
     def clear(self) -> None:
         """Give up every idle page."""
-        while self._idle:
-            self._give_up_oldest()
+        self._give_up(len(self._idle))
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Raise `RuntimeError` unless free + cached + held = all, and the tree is whole."""
@@ -215,13 +214,14 @@ class RadixCache:
         for page in pages:
             self._idle.pop(page, None)
 
-    def _give_up_oldest(self) -> None:
-        """Free the page that has been idle the longest."""
-        page, _ = self._idle.popitem(last=False)
-        node = self._nodes.pop(page)
-        node.page = NO_PAGE
-        self.pool.release([page])
-        self._prune(node)
+    def _give_up(self, count: int) -> None:
+        """Free so many pages, those that have been idle the longest."""
+        pages = [self._idle.popitem(last=False)[0] for _ in range(count)]
+        self.pool.release(pages[::-1])
+        for page in pages:
+            node = self._nodes.pop(page)
+            node.page = NO_PAGE
+            self._prune(node)
 
     def _prune(self, node: _Node) -> None:
         """Cut off what leads to no page."""

@@ -226,9 +226,9 @@ class PromptEncoder:
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Raise `InvalidRequest` for an id outside the vocabulary."""
-        outside = [i for i in token_ids if not 0 <= i < self.vocab_size]
-        if outside:
-            message = f"{param} holds token id {outside[0]}, outside [0, {self.vocab_size})"
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+            outside = next(i for i in token_ids if not 0 <= i < self.vocab_size)
+            message = f"{param} holds token id {outside}, outside [0, {self.vocab_size})"
             raise InvalidRequest(message, param)
 
     def _checked(
