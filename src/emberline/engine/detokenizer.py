@@ -57,6 +57,7 @@ class TokenText:
         self._byte_fallback = "ByteFallback" in kinds
         self._alphabet = _byte_alphabet()
         self._bytes: dict[int, bytes] = {}
+        self._names: dict[int, str] = {}
         self._visible = {skips: _Pieces(self, skips) for skips in (False, True)}
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -82,8 +83,12 @@ class TokenText:
 
     def token_str(self, token_id: int) -> str:
         """A token as text: U+FFFD for partial characters, never empty, special tokens by name."""
-        text = self.bytes_of(token_id).decode("utf-8", "replace")
-        return text or self._pieces.get(token_id) or f"token_id:{token_id}"
+        found = self._names.get(token_id)
+        if found is None:
+            text = self.bytes_of(token_id).decode("utf-8", "replace")
+            found = text or self._pieces.get(token_id) or f"token_id:{token_id}"
+            self._names[token_id] = found
+        return found
 
     def text_of(self, token_ids: list[int] | tuple[int, ...]) -> str:
         """The text of whole ids, special tokens included, U+FFFD where bytes are no character."""

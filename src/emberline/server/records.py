@@ -7,6 +7,7 @@ the engine, tokenising or streaming.
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +26,16 @@ Json = dict[str, Any]
 
 
 def finite(logprob: float) -> float:
-    """The value as JSON carries it: minus infinity becomes the documented floor."""
-    return LOGPROB_FLOOR if logprob < LOGPROB_FLOOR else logprob
+    """The value as JSON carries it: minus infinity becomes the documented floor.
+
+    Raises:
+        ValueError: it is NaN or infinite: no number may stand for what the target did not say.
+    """
+    if LOGPROB_FLOOR <= logprob < math.inf:
+        return logprob
+    if logprob < LOGPROB_FLOOR:
+        return LOGPROB_FLOOR
+    raise ValueError(f"a log-probability is {logprob}")
 
 
 class TextOffsets:
