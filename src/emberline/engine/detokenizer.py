@@ -57,8 +57,8 @@ class TokenText:
         self._byte_fallback = "ByteFallback" in kinds
         self._alphabet = _byte_alphabet()
         self._bytes: dict[int, bytes] = {}
-        self._names: dict[int, str] = {}
         self._visible = {skips: _Pieces(self, skips) for skips in (False, True)}
+        self._written = {skips: _Written(self, skips) for skips in (False, True)}
 
     def bytes_of(self, token_id: int) -> bytes:
         """The raw bytes of a token, special tokens as their text; possibly part of a character."""
@@ -81,14 +81,14 @@ class TokenText:
             return b""
         return self._visible[params.skip_special_tokens][token_id]
 
+    def written(self, *, skip_special: bool) -> Mapping[int, tuple[str, list[int]]]:
+        """By a token's id: `token_str`, and the bytes that it adds to a text, not to be changed."""
+        return self._written[skip_special]
+
     def token_str(self, token_id: int) -> str:
         """A token as text: U+FFFD for partial characters, never empty, special tokens by name."""
-        found = self._names.get(token_id)
-        if found is None:
-            text = self.bytes_of(token_id).decode("utf-8", "replace")
-            found = text or self._pieces.get(token_id) or f"token_id:{token_id}"
-            self._names[token_id] = found
-        return found
+        text = self.bytes_of(token_id).decode("utf-8", "replace")
+        return text or self._pieces.get(token_id) or f"token_id:{token_id}"
 
     def text_of(self, token_ids: list[int] | tuple[int, ...]) -> str:
         """The text of whole ids, special tokens included, U+FFFD where bytes are no character."""
@@ -130,6 +130,22 @@ class _Pieces(dict[int, bytes]):
         skipped = self._skip_special and token_id in self._tokens.special_ids
         self[token_id] = b"" if skipped else self._tokens.bytes_of(token_id)
         return self[token_id]
+
+
+class _Written(dict[int, tuple[str, list[int]]]):
+    """How records write tokens. Kept for so many: a request may ask for a whole vocabulary."""
+
+    _MOST = 2**15
+
+    def __init__(self, tokens: TokenText, skip_special: bool) -> None:
+        super().__init__()
+        self._tokens, self._pieces = tokens, tokens.pieces(skip_special=skip_special)
+
+    def __missing__(self, token_id: int) -> tuple[str, list[int]]:
+        written = self._tokens.token_str(token_id), list(self._pieces[token_id])
+        if len(self) < self._MOST:
+            self[token_id] = written
+        return written
 
 
 class TextStream:

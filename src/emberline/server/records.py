@@ -79,15 +79,16 @@ class RecordFormat:
 
     def chat_entries(self, records: Iterable[TokenLogprobs]) -> list[Json]:
         """`logprobs.content` of chat: one entry a record, each alternative its own token."""
-        entries = []
-        for record in records:
-            entry = self._chat_token(record.token_id, record.logprob) | self._alternatives(record)
+        records = list(records)
+        ids = [record.token_id for record in records]
+        entries = self._chat_tokens(ids, [record.logprob for record in records])
+        for entry, record in zip(entries, records, strict=True):
+            entry |= self._alternatives(record)
             if record.processed is not None:
                 logprob = {"logprob": finite(record.processed.logprob)}
                 entry["processed"] = logprob | self._alternatives(record.processed)
             if record.annotation is not None:
                 entry["annotation"] = annotation_json(self.name, record.annotation)
-            entries.append(entry)
         return entries
 
     def completion_arrays(
@@ -146,15 +147,27 @@ class RecordFormat:
             for token_id, (rank, logprob) in ranked.items()
         }
 
-    def _chat_token(self, token_id: int, logprob: float) -> Json:
-        entry: Json = {
-            "token": self.name(token_id),
-            "logprob": finite(logprob),
-            "bytes": list(self.text.visible_bytes(token_id, self.params)),
-        }
-        if self.with_ids:
-            entry["token_id"] = token_id
-        return entry
+    def _chat_tokens(self, ids: Sequence[int], logprobs: Sequence[float]) -> list[Json]:
+        """An entry a token. Six a token of an answer are common: all at once, without calls."""
+        written = self.text.written(skip_special=self.params.skip_special_tokens)
+        entries: list[Json] = [
+            {
+                "token": (found := written[token_id])[0],
+                "logprob": logprob if LOGPROB_FLOOR <= logprob <= 0.0 else finite(logprob),
+                "bytes": found[1],
+            }
+            for token_id, logprob in zip(ids, logprobs, strict=True)
+        ]
+        hidden = () if self.params.include_stop_str_in_output else self.params.stop_token_ids
+        if hidden or self.as_ids or self.with_ids:
+            for entry, token_id in zip(entries, ids, strict=True):
+                if token_id in hidden:
+                    entry["bytes"] = []
+                if self.as_ids:
+                    entry["token"] = self.name(token_id)
+                if self.with_ids:
+                    entry["token_id"] = token_id
+        return entries
 
     def _top_dict(self, record: TokenLogprobs) -> dict[str, float]:
         top: dict[str, float] = {}
@@ -166,8 +179,7 @@ class RecordFormat:
 
     def _alternatives(self, record: TokenLogprobs) -> Json:
         """What chat says of a distribution besides the token's own value."""
-        pairs = zip(record.top_ids, record.top_logprobs, strict=True)
-        said: Json = {"top_logprobs": [self._chat_token(*pair) for pair in pairs]}
+        said: Json = {"top_logprobs": self._chat_tokens(record.top_ids, record.top_logprobs)}
         if record.chosen_logprobs:
             said["token_id_logprobs"] = self._chosen(record)
         return said
