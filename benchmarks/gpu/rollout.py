@@ -3,8 +3,9 @@
     PYTHONPATH=benchmarks python -m gpu.rollout --model FOLDER --draft FOLDER --prompts FILE
 
 There are eight prompts for each request that runs at once, so that one starts whenever another
-ends. Those who come wait for others to start with; for comparison they start at once as well. The
-variants take turns in one process, and each is given the median.
+ends. Those who come wait for others to start with; for comparison they start at once as well, and
+everything is verified, or nothing drafted. The variants take turns in one process, and each is
+given the median.
 """
 
 from __future__ import annotations
@@ -21,12 +22,23 @@ from pathlib import Path
 from unittest import mock
 
 from emberline.engine import scheduler
+from emberline.engine.engine import Engine
 from emberline.hub import load_tokenizer, resolve_model
 from emberline.llm import LLM
 from emberline.types import SamplingParams
+from emberline.verify.planner import VerifyAll
 
 import record
-from gpu.workload import machine, read_prompts, settings, stand_by
+from gpu.workload import (
+    NO_DRAFT,
+    SCHEDULED,
+    VERIFY_ALL,
+    machine,
+    read_prompts,
+    settings,
+    stand_by,
+    use_planner,
+)
 
 PER_PLACE = 8  # prompts for each request that runs at once
 LENGTHS = (32, 384)  # tokens of an answer, all as likely
@@ -36,24 +48,37 @@ LENGTHS = (32, 384)  # tokens of an answer, all as likely
 class Variant:
     """One way to run the same call."""
 
-    draft: bool
-    gathers: bool  # whether those who come wait for others to start with
+    name: str
+    policy: str  # of `workload.POLICIES`
+    gathers: bool = True  # whether those who come wait for others to start with
 
     @property
-    def name(self) -> str:
-        """What a table calls it."""
-        return f"{'draft' if self.draft else 'none'}{'' if self.gathers else ', at once'}"
+    def draft(self) -> bool:
+        """Whether anything is drafted."""
+        return self.policy != NO_DRAFT
 
 
-VARIANTS = (Variant(False, True), Variant(True, False), Variant(True, True))
+VARIANTS = (
+    Variant("none", NO_DRAFT),
+    Variant("scheduled, at once", SCHEDULED, gathers=False),
+    Variant("verify_all", VERIFY_ALL),
+    Variant("scheduled", SCHEDULED),
+)
 
 
 @contextmanager
-def as_asked(variant: Variant) -> Iterator[None]:
-    """Start requests as a variant has it."""
+def as_asked(engine: Engine, variant: Variant) -> Iterator[None]:
+    """Plan and start requests as a variant has it."""
+    planner, name, runner = engine.parts.planner, str(engine.info["planner"]), engine.runner
+    ahead = None if runner is None else runner.planner
     most = scheduler.MOST_GATHERING if variant.gathers else 0
-    with mock.patch.object(scheduler, "MOST_GATHERING", most):
-        yield
+    if variant.policy != SCHEDULED:
+        use_planner(engine, VerifyAll(), "verify_all")
+    try:
+        with mock.patch.object(scheduler, "MOST_GATHERING", most):
+            yield
+    finally:
+        use_planner(engine, planner, name, ahead)
 
 
 def run(llm: LLM, prompts: Sequence[tuple[int, ...]], count: int, variant: Variant) -> float:
@@ -69,7 +94,7 @@ def run(llm: LLM, prompts: Sequence[tuple[int, ...]], count: int, variant: Varia
         for n in lengths
     ]
     rows = [prompts[i % len(prompts)] for i in range(count)]
-    with as_asked(variant):
+    with as_asked(llm.engine, variant):
         began = time.perf_counter()
         answers = llm.generate(rows, params)
         seconds = time.perf_counter() - began

@@ -99,7 +99,7 @@ class RecordFormat:
     ) -> Json:
         """The four parallel arrays of completions; a None record has no value (first token)."""
         arrays: Json = {
-            "tokens": [self.name(token_id) for token_id in token_ids],
+            "tokens": self._names(token_ids),
             "token_logprobs": [None if r is None else finite(r.logprob) for r in records],
             "top_logprobs": [None if r is None else self._top_dict(r) for r in records],
             "text_offset": list(offsets),
@@ -170,12 +170,21 @@ class RecordFormat:
         return entries
 
     def _top_dict(self, record: TokenLogprobs) -> dict[str, float]:
+        """By name, the token's own among them. Of tokens that share one, the likeliest counts."""
+        names = self._names([*record.top_ids, record.token_id])
         top: dict[str, float] = {}
-        pairs = [*zip(record.top_ids, record.top_logprobs, strict=True)]
-        for token_id, logprob in [*pairs, (record.token_id, record.logprob)]:
-            name = self.name(token_id)
-            top[name] = max(finite(logprob), top.get(name, LOGPROB_FLOOR))
+        for name, logprob in zip(names, (*record.top_logprobs, record.logprob), strict=True):
+            value = logprob if LOGPROB_FLOOR <= logprob <= 0.0 else finite(logprob)
+            if value > top.get(name, -math.inf):
+                top[name] = value
         return top
+
+    def _names(self, ids: Sequence[int]) -> list[str]:
+        """Strings of several tokens."""
+        if self.as_ids:
+            return [self.name(token_id) for token_id in ids]
+        written = self.text.written(skip_special=self.params.skip_special_tokens)
+        return [written[token_id][0] for token_id in ids]
 
     def _alternatives(self, record: TokenLogprobs) -> Json:
         """What chat says of a distribution besides the token's own value."""
