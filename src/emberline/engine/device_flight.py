@@ -1,8 +1,8 @@
 """A step on its way on the device, and what of it comes back: read once, one step later.
 
 Owns the memory that numbers go up from and results come down to, and the form in which the engine
-gets them. Must not know
-how steps are planned or started (`device_runner`), nor when requests end (`engine`).
+gets them. Must not know how steps are planned or started (`device_runner`), nor when requests end
+(`engine`).
 """
 
 from __future__ import annotations

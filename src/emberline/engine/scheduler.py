@@ -144,9 +144,10 @@ class Scheduler:
             started = self._admit(budget, others)
             planned += started
             others += [entry.state for entry in started]
+            has_prompts = has_prompts or bool(started)
         if self.waiting and not self.running:
             raise RuntimeError("nothing runs, and the first request of the queue cannot start")
-        if not all(entry.decodes for entry in planned):
+        if has_prompts:
             self._num_gathering = 0
         num_drafts = sum(entry.draft_limit for entry in steady)
         return steady + self._with_drafts(planned, others, num_drafts)
