@@ -391,7 +391,8 @@ def _plain_ids(
 def _ids(values: Sequence[int], param: str) -> tuple[int, ...]:
     """Token ids, NumPy's among them, as plain integers."""
     try:
-        if not any(isinstance(value, bool) for value in values):
+        is_text = isinstance(values, bytes | bytearray | str)
+        if not is_text and not any(isinstance(value, bool) for value in values):
             return tuple(operator.index(value) for value in values)
         raise TypeError
     except TypeError:
@@ -422,13 +423,19 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) ->
         for key in needed:  # templates say so in words of their own
             if key not in one:
                 raise InvalidRequest(f"messages[{index}] has no {key}: give it", "messages")
-    ids = tokenizer.apply_chat_template(
-        list(messages),
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=False,
-        tokenizer_kwargs={"verbose": False},
-    )
+        if not isinstance(one.get("content"), str | Sequence | None):
+            raise InvalidRequest(f"messages[{index}].content must be a text", "messages")
+    try:
+        ids = tokenizer.apply_chat_template(
+            list(messages),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            tokenizer_kwargs={"verbose": False},
+        )
+    except Exception as problem:  # templates are programs: they raise what they like
+        message = f"the chat template refused these messages: {problem}"
+        raise InvalidRequest(message, "messages") from problem
     return tuple(ids)
 
 
@@ -441,7 +448,10 @@ def encode_pairs(
         InvalidRequest: one of them has no token.
     """
     texts, starts = [], []
-    for prompt, continuation in pairs:
+    for index, pair in enumerate(pairs):
+        if isinstance(pair, str | bytes) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise InvalidRequest(f"pairs[{index}] must be (prompt, continuation)", "pairs")
+        prompt, continuation = pair
         before = encode(tokenizer, prompt)
         if isinstance(continuation, str):
             after = _plain_ids(tokenizer, continuation, add_special_tokens=False)

@@ -138,7 +138,7 @@ def test_more_prompts_than_the_queue_holds_under_preemption():
         assert list(answer.token_ids) == target.greedy(prompt, 30)
 
 
-@pytest.mark.parametrize("prompt", [[1.5, 2], ["a"], [True], None, 7])
+@pytest.mark.parametrize("prompt", [[1.5, 2], ["a"], [True], None, 7, b"a"])
 def test_what_are_no_token_ids_are_refused_and_harm_nobody(prompt):
     target = PrefixTarget()
     llm = over(target)
@@ -155,6 +155,27 @@ def test_what_are_no_token_ids_are_refused_and_harm_nobody(prompt):
 def test_a_message_has_a_role_and_content(llm, message, key):
     with pytest.raises(InvalidRequest, match=rf"messages\[1\] has no {key}"):
         llm.chat([{"role": "user", "content": "x"}, message])
+
+
+@pytest.mark.parametrize("content", [1, True, {"a": 1}])
+def test_what_is_said_is_text(llm, content):
+    with pytest.raises(InvalidRequest, match=r"messages\[1\].content"):
+        llm.chat([{"role": "user", "content": "x"}, {"role": "user", "content": content}])
+
+
+def test_a_template_that_refuses_is_no_traceback():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] + 'x' }}"
+    with pytest.raises(InvalidRequest, match="template refused") as caught:
+        chat_ids(tokenizer, [{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("pair", ["ab", b"ab", ("a",), ("a", "b", "c"), None, 5])
+def test_pairs_are_pairs(pair):
+    with pytest.raises(InvalidRequest, match=r"pairs\[1\] must be") as caught:
+        encode_pairs(make_tokenizer(), [("a", "b"), pair])
+    assert caught.value.param == "pairs"
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, [{"temperature": 0}], ["temperature"]])
