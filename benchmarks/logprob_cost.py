@@ -28,7 +28,7 @@ from rich.table import Table
 
 from emberline.config import EngineConfig
 from emberline.engine import outcome, plain_step
-from emberline.engine.scheduler import ScheduledRequest
+from emberline.engine.plan import ScheduledRequest
 from emberline.llm import LLM
 from emberline.types import Request, SamplingParams
 

@@ -18,9 +18,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from emberline.config import CacheConfig, EngineConfig, SchedulerConfig
+from emberline.encoding import chat_ids
 from emberline.engine.device_runner import DeviceRunner
 from emberline.engine.engine import Engine
-from emberline.llm import LLM, chat_ids
+from emberline.llm import LLM
 from emberline.types import Request, SamplingParams
 from emberline.verify.planner import DevicePlanner, Planner, Threshold, VerifyAll
 

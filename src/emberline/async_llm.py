@@ -12,20 +12,16 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from emberline.config import EngineConfig
-from emberline.engine.async_engine import AsyncEngine
-from emberline.llm import (
-    Completion,
+from emberline.encoding import (
     Message,
     Prompt,
     chat_ids,
-    check_prompts,
     encode,
     encode_pairs,
     encode_prediction,
-    join_outputs,
-    load_engine,
-    one_choice,
 )
+from emberline.engine.async_engine import AsyncEngine
+from emberline.llm import Completion, check_prompts, join_outputs, load_engine, one_choice
 from emberline.scores import Scores, make_scores, num_alternatives, scoring_params
 from emberline.types import Request, RequestOutput, SamplingParams
 

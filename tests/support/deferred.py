@@ -14,8 +14,8 @@ import torch
 
 from emberline.engine.engine import Engine
 from emberline.engine.outcome import Outcome, outcome_of, spread
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState
-from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.step import StepParts, run_step
 from emberline.engine.step_inputs import build_inputs
 

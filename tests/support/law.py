@@ -19,9 +19,9 @@ import torch
 from emberline.batch import StepShape
 from emberline.config import LayoutKind
 from emberline.drafters.base import Drafter
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.prediction import Prediction
 from emberline.engine.request_state import RequestState
-from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.step import StepParts, run_step
 from emberline.engine.step_inputs import build_inputs
 from emberline.types import Request, SamplingParams

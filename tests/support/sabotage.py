@@ -17,7 +17,7 @@ from torch import Tensor
 from emberline.batch import DraftContext, DraftProposal
 from emberline.engine import outcome as outcome_module
 from emberline.engine.engine import Engine
-from emberline.engine.scheduler import ScheduledRequest
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.scoring import score_emitted
 from emberline.engine.step import StepResult
 from emberline.layout import Scored

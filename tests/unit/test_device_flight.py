@@ -8,8 +8,8 @@ import torch
 from emberline.engine.device_flight import DeviceFlight, Group, Landing, Landings
 from emberline.engine.device_result import ResultPlaces
 from emberline.engine.device_step import Bucket
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState
-from emberline.engine.scheduler import ScheduledRequest
 from emberline.types import Request, SamplingParams, TokenLogprobs
 from emberline.verify.planner import VerifyAll
 

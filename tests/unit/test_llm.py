@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from emberline.llm import LLM, chat_ids, encode, encode_pairs, encode_prediction
+from emberline.encoding import chat_ids, encode, encode_pairs, encode_prediction
+from emberline.llm import LLM
 from emberline.types import FinishReason, InvalidRequest, SamplingParams
 
 from support.engines import make_engine

@@ -10,13 +10,9 @@ import pytest
 from emberline.cache.page_pool import PagePool
 from emberline.cache.radix import NO_PAGE, RadixCache
 from emberline.config import SchedulerConfig
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState
-from emberline.engine.scheduler import (
-    MOST_GATHERING,
-    PROMPT_SCORE_TOKENS,
-    ScheduledRequest,
-    Scheduler,
-)
+from emberline.engine.scheduler import MOST_GATHERING, PROMPT_SCORE_TOKENS, Scheduler
 from emberline.types import QueueFull, Request, SamplingParams, TokenLogprobs
 
 SIZE = 4

@@ -9,8 +9,8 @@ import pytest
 
 from emberline.engine.outcome import Outcome
 from emberline.engine.outputs import delta
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState, append_run
-from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.standing import MOST_STEPS, StandingBatch
 from emberline.types import Request, SamplingParams, StepCounts
 

@@ -25,7 +25,7 @@ from emberline.engine.device_result import ResultParts, places_of
 from emberline.engine.device_step import Bucket
 from emberline.engine.host_pace import HostPace
 from emberline.engine.outcome import BROKEN_ERROR, Outcome, spread
-from emberline.engine.scheduler import ScheduledRequest
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.scoring import Records
 from emberline.types import TokenLogprobs
 from emberline.verify.planner import DevicePlanner

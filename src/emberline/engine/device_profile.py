@@ -20,9 +20,9 @@ from emberline.cache.page_pool import PagePool
 from emberline.engine.device_buckets import fit
 from emberline.engine.device_runner import DeviceRunner
 from emberline.engine.device_step import Bucket, draw_block
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.profile import Report, fill_with_noise
 from emberline.engine.request_state import RequestState
-from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.step_graph import GraphCache
 from emberline.types import Request, SamplingParams
 from emberline.verify.step_cost import Point, StepCosts

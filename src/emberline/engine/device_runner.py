@@ -31,8 +31,8 @@ from emberline.engine.device_step import (
     DeviceParts,
     run_device_step,
 )
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState
-from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.step_graph import GraphCache
 from emberline.models.target import Target
 from emberline.ops.triton.slots import COLUMNS

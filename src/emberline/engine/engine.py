@@ -21,6 +21,7 @@ from emberline.engine.outcome import Outcome, Runner
 from emberline.engine.outputs import delta
 from emberline.engine.pace import Pace
 from emberline.engine.plain_step import run_plain
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.prediction import Prediction
 from emberline.engine.readers import Readers
 from emberline.engine.request_state import (
@@ -30,7 +31,7 @@ from emberline.engine.request_state import (
     append_run,
     append_whole,
 )
-from emberline.engine.scheduler import ScheduledRequest, Scheduler
+from emberline.engine.scheduler import Scheduler
 from emberline.engine.scoring import Records
 from emberline.engine.step import StepParts
 from emberline.engine.tally import Tally

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from emberline.engine.outcome import Flight, Outcome, Runner
-from emberline.engine.scheduler import ScheduledRequest
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.standing import CountSteps, StandingBatch
 
 

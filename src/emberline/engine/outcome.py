@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import Ints, RequestState, step_codes
-from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.scoring import Records, annotate, score_emitted
 from emberline.engine.step import StepResult
 from emberline.engine.step_inputs import StepInputs

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from emberline.engine.outcome import Outcome, outcome_of
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState
-from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.scoring import score_prompts
 from emberline.engine.step import StepParts, StepResult, run_step
 from emberline.engine.step_inputs import StepInputs, build_inputs

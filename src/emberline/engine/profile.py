@@ -28,8 +28,8 @@ from emberline.cache.kv_pool import KVPool
 from emberline.cache.page_pool import PagePool
 from emberline.config import SchedulerConfig
 from emberline.drafters.base import Drafter
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState
-from emberline.engine.scheduler import ScheduledRequest
 from emberline.engine.step import StepParts, run_step
 from emberline.engine.step_inputs import build_inputs
 from emberline.layout import in_granules

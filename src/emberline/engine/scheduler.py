@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from emberline.cache.radix import NO_PAGE, RadixCache
 from emberline.config import SchedulerConfig
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState
 from emberline.types import QueueFull
 
@@ -31,18 +32,6 @@ MOST_GATHERING = 8
 """Steps that anybody waits for that at most."""
 
 _rank = attrgetter("rank")
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One request's part of a step."""
-
-    state: RequestState
-    num_known: int  # tokens forwarded whose ids are known: a prompt chunk, or the anchor
-    draft_limit: int  # most drafts that may follow them
-    num_scored: int  # trailing known tokens that get logits
-    samples: bool  # whether a token is emitted after the last of them
-    decodes: bool = False  # whether the known token is its anchor, the last one emitted
 
 
 @dataclass(frozen=True, slots=True)

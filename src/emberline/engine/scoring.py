@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from emberline.engine.scheduler import ScheduledRequest
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.step import StepResult
 from emberline.layout import Scored
 from emberline.sampling.logprobs import chosen_logprobs, score_tokens

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberline.engine.outcome import Outcome
+from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import Ints, step_counts
-from emberline.engine.scheduler import ScheduledRequest
 from emberline.types import StepCounts
 
 MOST_STEPS = 8

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from emberline.batch import StepShape
 from emberline.engine.grammar import StepGrammar
-from emberline.engine.scheduler import ScheduledRequest
+from emberline.engine.plan import ScheduledRequest
 from emberline.sampling.processors import SamplingBatch
 
 
