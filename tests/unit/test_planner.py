@@ -35,7 +35,7 @@ from emberline.verify.planner import (
     Threshold,
     VerifyAll,
 )
-from emberline.verify.prices import Padding, Prices
+from emberline.verify.prices import Padding, Prices, in_granules_of
 from emberline.verify.step_cost import StepCosts
 
 NAN = float("nan")
@@ -265,6 +265,21 @@ def test_what_comes_after_steps_without_drafts_counts_for_more() -> None:
         means.append(float(seen.expected(StepShape(1, 1, (9,), (1,))).values[0, 0]))
     assert means == sorted(means, reverse=True)
     assert means[0] - means[2] > 0.05
+
+
+def test_the_last_of_a_batch_say_no_more_than_they_were() -> None:
+    """They are those that accept the least, and often alone for as long as the batch was."""
+    seen = Outlook(Prices(FLAT), highest)
+    for _ in range(30):
+        pass_step(seen, StepShape(8, 8, tuple(range(8)), (1,) * 8), [[0.9]] * 8)
+    for _ in range(30):
+        pass_step(seen, StepShape(1, 1, (7,), (1,)), [[0.1]])
+    for _ in range(LAG):
+        pass_step(seen, StepShape(1, 1, (8,), (1,)), [[0.5]])
+    blocks = [(0.9, 8)] * 30 + [(0.1, 1)] * 30
+    weights = [count * (1 - outlook.FORGOTTEN) ** i for i, (_, count) in enumerate(blocks[::-1])]
+    mean = np.average([value for value, _ in blocks[::-1]], weights=weights)
+    assert seen.expected(StepShape(1, 1, (9,), (1,))).values[0, 0] == pytest.approx(mean)
 
 
 def test_what_a_prediction_drafts_teaches_nothing() -> None:
@@ -545,13 +560,41 @@ def test_a_plan_is_kept_while_about_as_many_requests_run(monkeypatch: pytest.Mon
     planner = LaggedTopK(CLIFF, every=5)
     sure = dict.fromkeys(range(16), [1.0] * 4)
     first = [sum(step(planner, sure)) for _ in range(13)]
-    assert looks == [16] * 5  # thrice until something is known, then every fifth
+    assert looks == [16] * 4  # again when something is known, then every fifth
     assert len(set(first)) == 1
-    # One request more has the same share verified; a quarter fewer are looked at by themselves.
+    # One request more has the same share verified; a third fewer are looked at by themselves.
     assert sum(step(planner, {**sure, 99: [1.0] * 4})) == -(-first[0] * 17 // 16)
-    assert looks == [16] * 5
-    step(planner, dict.fromkeys(range(12), [1.0] * 4))
-    assert looks[5:] == [12]
+    assert looks == [16] * 4
+    step(planner, dict.fromkeys(range(11), [1.0] * 4))
+    assert looks[4:] == [11]
+
+
+def test_a_plan_for_strangers_is_kept_until_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others did is all there is to plan a batch by at first: whole blocks, if any at all."""
+    looks = note_looks(monkeypatch)
+    costs = StepCosts(target=((8, 8, 1.0), (8, 40, 2.5)), draft=((8, 1, 0.1), (8, 4, 0.2)))
+    planner = LaggedTopK(costs, every=16, margin=0.03)
+    poor = dict.fromkeys(range(8), [0.9, 0.1, 0.1, 0.1])
+    lens = [sum(step(planner, poor)) for _ in range(40)]
+    assert lens == [32] * LAG + [8] * (40 - LAG)
+    step(planner, {0: [0.1] * 4})  # the last of them
+    looks.clear()
+    sure = dict.fromkeys(range(10, 18), [1.0] * 4)
+    assert [sum(step(planner, sure)) for _ in range(16)] == [32] * 16
+    assert looks == [8, 8]
+
+
+def test_where_the_host_takes_longer_than_a_whole_step_nothing_is_weighed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = note_looks(monkeypatch)
+    planner = LaggedTopK(LINEAR, in_granules_of(4))
+    for seconds, is_free in ((9.0, True), (8.9, False), (9.0, True)):  # five tokens run as eight
+        looks.clear()
+        planner.step_takes_at_least(seconds)
+        lens = [sum(step(planner, {1: [0.5, 0.1, 0.1, 0.1]})) for _ in range(4)]
+        assert (not looks) == is_free
+        assert (lens == [4] * 4) == is_free
 
 
 def test_a_plan_not_to_draft_is_kept_while_the_same_number_runs(

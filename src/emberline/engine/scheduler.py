@@ -15,6 +15,7 @@ from emberline.cache.radix import NO_PAGE, RadixCache
 from emberline.config import SchedulerConfig
 from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState
+from emberline.engine.underway import PrefixesUnderway
 from emberline.types import QueueFull
 
 PROMPT_SCORE_TOKENS = 128
@@ -253,6 +254,7 @@ class Scheduler:
         # The whole sequence must fit beside what the others still need for theirs, else somebody
         # would only be preempted again.
         promised = sum(self._pages_to_come(state) for state in others)
+        underway = PrefixesUnderway(self.cache, self.running)
         for state in self.waiting[: len(self._free_slots)]:
             if not budget.tokens:
                 break
@@ -261,7 +263,7 @@ class Scheduler:
                 self._lose_pages(state)
                 break
             entry = self._entry(state, budget)
-            if not entry.num_known or self._awaits_prefix(state):
+            if not entry.num_known or underway.hold_most_of(state):
                 self._lose_pages(state)
                 promised += self._pages_to_come(state)
                 continue
@@ -273,6 +275,7 @@ class Scheduler:
                 self.num_queried += self._num_looked_up(state)
                 self.num_hit += state.num_cached
             self._grow(state, entry.num_known)
+            underway.add(state)
             promised += self._pages_to_come(state)
             planned.append(entry)
             budget = budget.after(entry)
@@ -295,29 +298,6 @@ class Scheduler:
         if not self.cache.enabled:
             return 0
         return _first_scored(state) if state.scores_prompt else state.num_prompt
-
-    def _awaits_prefix(self, state: RequestState) -> bool:
-        """Whether most of what a request needs is just being computed for one that ranks before it.
-
-        It is then cheaper to wait for that one's first token than to compute it twice; not for one
-        that has more than twice as far to go.
-        """
-        if not self.cache.enabled or state.scores_prompt:
-            return False
-        start, size = state.num_computed, self.cache.pool.page_size
-        wanted = start + max(size, (len(state.token_ids) - start) // 2)
-        wanted = min(wanted, len(state.token_ids) - 1)  # the last token is never taken
-        wanted -= wanted % size  # full pages only
-        known = wanted + self.cache.lookahead  # what their KV depends on
-        return wanted > start and any(
-            not other.shared
-            and not other.scores_prompt
-            and other.rank < state.rank
-            and other.num_pending <= 2 * state.num_pending
-            and len(other.token_ids) >= wanted
-            and other.token_ids[:known] == state.token_ids[:known]
-            for other in self.running
-        )
 
     def _pages_to_come(self, state: RequestState) -> int:
         """Pages that a request still has to get for its tokens and the next one."""

@@ -37,8 +37,8 @@ BudgetRule = Callable[[Floats], int]
 
 LAG = 2
 """How many steps old the confidences are that an expectation rests on."""
-LEAST_WEIGHT = 0.02
-"""Share of the newest step in the mean by position; larger while there are few."""
+FORGOTTEN = 0.02
+"""Part of what the means by position rest on that each step's blocks replace."""
 MOST_MISSED = 8
 """Steps without confidences that the next ones may stand for, in that mean."""
 PROBE_EVERY = 128
@@ -47,7 +47,7 @@ MOST_POINTS = 256
 """Budgets at which depths are compared: every one, or with more drafts every second, third .."""
 STILL_STEPS = 16
 """For how many steps a plan not to draft is kept at least, with as many requests."""
-MOST_CHANGE = 8
+MOST_CHANGE = 4
 """A kept plan is for as many requests, to within this part of them."""
 
 
@@ -166,12 +166,11 @@ class Outlook:
         self._share = 1.0  # of its drafts that are verified
         self._is_whole = False  # whether nothing is better than all of them by the margin
         self._num_reqs = 0  # that it was made for
-        self._is_blind = False  # whether it was made by the means alone
-        self._num_drafting = 0  # steps in which somebody could draft
+        self._is_blind = False  # whether it was made by the means, for most of its requests
         self._steps: deque[_Step] = deque()  # the latest, at most `LAG` once one is planned
         self._known = _NOTHING  # of the step `LAG` before the one being planned
         self._mean = np.ones(0)  # by position
-        self._num_seen = np.zeros(0, dtype=np.int64)  # steps in the mean, by position
+        self._weight = np.zeros(0)  # of the blocks in the mean, by position
         self._num_missed = 0  # steps without drafts since then
         self._ranked: Ranked | None = None  # drafts that the step being planned could draw
         self._num_undrafted = 0  # steps in a row
@@ -193,7 +192,6 @@ class Outlook:
         depths = shape.draft_limits
         if any(depths):
             self._age += 1
-            self._num_drafting += 1
             depths = self._depths(shape) if self._is_due(shape) else self._kept_depths(shape)
         if not any(depths):
             self._steps[-1].learnt = _NOTHING
@@ -242,11 +240,13 @@ class Outlook:
 
     def expected(self, shape: StepShape) -> Confidences:
         """What to expect of blocks drawn up to `shape.draft_limits`."""
+        return self._expected(self._known.of(shape.serials), shape)
+
+    def _expected(self, known: _Learnt, shape: StepShape) -> Confidences:
         limits = np.array(shape.draft_limits)
         values = np.ones((len(limits), limits.max()))
         mean = self._mean[: values.shape[1]]
         values[:, : len(mean)] = mean
-        known = self._known.of(shape.serials)
         theirs = sound(known.values[:, : values.shape[1]])
         there = np.arange(theirs.shape[1]) < known.lens[:, None]
         np.copyto(values[:, : theirs.shape[1]], theirs, where=there)
@@ -270,11 +270,14 @@ class Outlook:
         """Whether this step is to be looked at by itself."""
         change = abs(len(shape.serials) - self._num_reqs)
         is_probe = self._num_undrafted + 1 == PROBE_EVERY
-        # Where nobody drafts nothing is learnt, and for as many requests nothing would change.
-        is_still = self._is_blind and self._known is _NOTHING and not (self._depth or change)
+        good_for = self._every
+        if self._is_blind and self._depth:
+            good_for = min(good_for, LAG)  # then its own confidences have come
+        elif self._is_blind and self._known is _NOTHING and not change:
+            # Where nobody drafts nothing is learnt, and for as many requests nothing would change.
+            good_for = max(good_for, STILL_STEPS)
         return (
-            self._age >= (max(self._every, STILL_STEPS) if is_still else self._every)
-            or self._num_drafting <= LAG + 1  # the first confidences have only come by then
+            self._age >= good_for
             or bool(shape.predicted)
             or is_probe
             or change * MOST_CHANGE > self._num_reqs
@@ -289,17 +292,26 @@ class Outlook:
         return tuple([min(limit, self._depth) for limit in shape.draft_limits])
 
     def _depths(self, shape: StepShape) -> tuple[int, ...]:
-        self._average(self._known)
         self._age, self._num_reqs = 0, len(shape.serials)
-        self._is_blind = self._known is _NOTHING
-        expected = self.expected(shape)
+        if self._prices.is_free(shape):
+            self._is_blind, self._is_whole, self._share = False, True, 1.0
+            self._depth, self._num_undrafted = max(shape.draft_limits), 0
+            return shape.draft_limits
+        self._average(self._known)
+        known = self._known.of(shape.serials)
+        self._is_blind = 2 * np.count_nonzero(known.lens) < len(known.lens)
+        expected = self._expected(known, shape)
         limits, chances = expected.lens, chances_of(shape)
         drawn = (limits > 0) & (chances == 0)
         self._ranked = expected.ranked()
         every = tokens_per_second_by_depth(self._ranked, shape, self._prices)
         best = [theta[self._rule(theta)] for theta in every]
         none, whole, near = best[0], every[-1, -1], every.max() / (1 + self._margin)
-        self._is_whole = self._margin > 0 and bool(whole >= max(none, near))
+        if self._is_blind and self._every > LAG:
+            # What is kept for many steps must not rest on what others did: whole blocks show it.
+            self._is_whole = none < max(best)
+        else:
+            self._is_whole = self._margin > 0 and bool(whole >= max(none, near))
         if self._is_whole:
             depth = len(best) - 1
         elif self._margin > 0 and none >= near:
@@ -325,25 +337,32 @@ class Outlook:
         return tuple(depths.tolist())
 
     def _average(self, learnt: _Learnt) -> None:
-        """Take a step into the means: each block counts as much as it is likely to get there."""
+        """Take a step into the means: each block counts as much as it is likely to get there.
+
+        So the last requests of a batch, which are those that accept the least, say no more of the
+        next batch than they were. A probe stands for the steps before it: else it would take
+        thousands of them to unlearn.
+        """
         width = int(learnt.lens.max(initial=0))
         if not width:
             return
-        least_rate = 1 - (1 - LEAST_WEIGHT) ** min(1 + self._num_missed, MOST_MISSED)
+        least_rate = 1 - (1 - FORGOTTEN) ** min(self._num_missed, MOST_MISSED)
         self._num_missed = 0
         more = max(0, width - len(self._mean))
         if more:
             self._mean = np.append(self._mean, np.ones(more))
-            self._num_seen = np.append(self._num_seen, np.zeros(more, dtype=np.int64))
+            self._weight = np.append(self._weight, np.zeros(more))
         values = sound(learnt.values[:, :width])
         reaching = np.ones_like(values)
         np.cumprod(values[:, :-1], axis=1, out=reaching[:, 1:])
         reaching *= np.arange(width) < learnt.lens[:, None]
         weight = reaching.sum(axis=0)
         seen = np.flatnonzero(weight > 0)
-        mean = (reaching * values).sum(axis=0)[seen] / weight[seen]
-        self._num_seen[seen] += 1
-        rate = np.maximum(1 / self._num_seen[seen], least_rate)
+        weight = weight[seen]
+        mean = (reaching * values).sum(axis=0)[seen] / weight
+        rate = weight / ((1 - FORGOTTEN) * self._weight[seen] + weight)
+        rate = np.maximum(rate, least_rate)
+        self._weight[seen] = weight / rate
         self._mean[seen] += rate * (mean - self._mean[seen])
 
 

@@ -14,8 +14,6 @@ from emberline.verify.step_cost import Floats, Ints, StepCosts
 
 Padding = Callable[[int, int], Sequence[int]]
 """From requests and the depth of their blocks to the token counts that steps run at, rising."""
-LEAST_CHANGE = 0.05
-"""Part by which the least seconds of a step must change before all prices are looked up anew."""
 KEPT_PRICES = 64
 """Kinds of steps whose seconds are kept: decode steps come again and again."""
 
@@ -40,9 +38,19 @@ class Prices:
 
     def at_least(self, seconds: float) -> None:
         """Let no step take less, as the host would make it wait."""
-        if abs(seconds - self._least) > LEAST_CHANGE * self._least:
-            self._least = seconds
-            self._kept.clear()
+        self._least = seconds
+
+    def is_free(self, shape: StepShape) -> bool:
+        """Whether a step that drafts and verifies all it can takes no longer than the host."""
+        if not self._least:
+            return False
+        drawn, num_reqs = _drawn(shape), len(shape.serials)
+        depth, tokens = int(drawn.max(initial=0)), shape.num_known + sum(shape.draft_limits)
+        if self._padding is not None:
+            tokens = int(_held(np.array([tokens]), self._padding(num_reqs, depth))[0])
+        seconds = self._costs.target_seconds(num_reqs, np.array([tokens]))[0]
+        seconds += self._costs.draft_seconds(len(drawn), depth)
+        return bool(seconds <= self._least)
 
     def of(self, shape: StepShape, num_drafts: int) -> Floats:
         """[D + 1, N + 1]: blocks drawn 0 .. D deep, D the deepest of the draft limits.
@@ -58,7 +66,7 @@ class Prices:
             if len(self._kept) == KEPT_PRICES:
                 del self._kept[next(iter(self._kept))]
             self._kept[key] = self._seconds(*key)
-        return self._kept[key]
+        return np.maximum(self._kept[key], self._least)
 
     def _seconds(
         self,
@@ -70,15 +78,22 @@ class Prices:
         num_drafts: int,
     ) -> Floats:
         tokens = num_known + np.arange(num_drafts + 1)
-        if self._padding is not None:
-            sizes = [self._padding(num_reqs, depth) for depth in range(most + 1)]
-            tokens = np.stack([_held(tokens, row) for row in sizes])
         drafting = self._costs.draft_curve(num_drawn, np.arange(most + 1))
-        seconds = np.atleast_2d(self._costs.target_seconds(num_reqs, tokens)) + drafting[:, None]
+        seconds = self._target(num_reqs, tokens, most) + drafting[:, None]
         if num_known > num_emitting:
             alone = self._costs.target_seconds(num_emitting, np.array([num_emitting]))
             seconds += alone - seconds[:1, :1]
-        return np.maximum(seconds, self._least)
+        return seconds
+
+    def _target(self, num_reqs: int, tokens: Ints, most: int) -> Floats:
+        """[D + 1, N + 1] or [1, N + 1]: the target's part, by depth where sizes depend on it."""
+        if self._padding is None:
+            return self._costs.target_seconds(num_reqs, tokens)[None]
+        rows: dict[tuple[int, ...], Floats] = {}  # depths that share their sizes share these
+        sizes = [tuple(self._padding(num_reqs, depth)) for depth in range(most + 1)]
+        for row in set(sizes):
+            rows[row] = self._costs.target_seconds(num_reqs, _held(tokens, row))
+        return np.stack([rows[row] for row in sizes])
 
 
 def in_granules_of(granule: int) -> Padding:
