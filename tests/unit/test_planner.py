@@ -574,7 +574,7 @@ def test_a_plan_for_strangers_is_kept_until_they_are_known(monkeypatch: pytest.M
     looks = note_looks(monkeypatch)
     costs = StepCosts(target=((8, 8, 1.0), (8, 40, 2.5)), draft=((8, 1, 0.1), (8, 4, 0.2)))
     planner = LaggedTopK(costs, every=16, margin=0.03)
-    poor = dict.fromkeys(range(8), [0.9, 0.1, 0.1, 0.1])
+    poor = {serial: [0.9, 0.1, 0.1, 0.1] for serial in range(8)}
     lens = [sum(step(planner, poor)) for _ in range(40)]
     assert lens == [32] * LAG + [8] * (40 - LAG)
     step(planner, {0: [0.1] * 4})  # the last of them

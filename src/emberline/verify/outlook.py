@@ -299,7 +299,7 @@ class Outlook:
             return shape.draft_limits
         self._average(self._known)
         known = self._known.of(shape.serials)
-        self._is_blind = 2 * np.count_nonzero(known.lens) < len(known.lens)
+        self._is_blind = 2 * int(np.count_nonzero(known.lens)) < len(known.lens)
         expected = self._expected(known, shape)
         limits, chances = expected.lens, chances_of(shape)
         drawn = (limits > 0) & (chances == 0)
