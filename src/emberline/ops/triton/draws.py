@@ -21,6 +21,7 @@ from emberline.batch import DrawKeys
 from emberline.ops.triton.gpu import await_inputs, early_start
 from emberline.ops.triton.noise import (
     NO_CANDIDATE,
+    NO_RANK,
     TARGET,
     candidate,
     column_of,
@@ -28,6 +29,7 @@ from emberline.ops.triton.noise import (
     gumbel,
     hash_key,
     locate,
+    rank_of,
     tempered,
     uniform,
 )
@@ -56,9 +58,14 @@ class ChunkStates:
 def _read_windows(
     logits, starts, lens, positions, seeds, temperatures, shared, best, peaks, masses,
     stride, size, num_chunks, width,
-    WINDOWED: tl.constexpr, COUPLED: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    WINDOWED: tl.constexpr, COUPLED: tl.constexpr, WEIGHED: tl.constexpr, CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (b * width + entry, i) takes chunks i, i + I, .. of that entry's row."""
+    """Program (b * width + entry, i) takes chunks i, i + I, .. of that entry's row.
+
+    Of the most likely id a row of the vocabulary costs what it takes to read, if little is done to
+    each number: none is divided by a temperature of 0, and exponentials are for those who ask.
+    """
     await_inputs(EARLY)
     item = tl.program_id(0)
     req = item // width
@@ -82,14 +89,18 @@ def _read_windows(
     for chunk in range(tl.program_id(1), num_chunks, tl.num_programs(1)):
         column = chunk * CHUNK + lanes
         x = tl.load(logits + column, mask=column < size, other=float("-inf")).to(tl.float32)
-        x = tempered(x, temperature)
-        peak = tl.max(x, 0)
-        tl.store(peaks + out + chunk, peak)
-        tl.store(masses + out + chunk, tl.sum(tl.exp(x - finite(peak)), 0))
+        if temperature > 0:
+            x = tl.div_rn(x, temperature)
+        if WEIGHED:
+            peak = tl.max(x, 0)
+            tl.store(peaks + out + chunk, peak)
+            tl.store(masses + out + chunk, tl.sum(tl.exp(x - finite(peak)), 0))
         if noisy:
             x += gumbel(word, column)
-        key = tl.where(column < size, candidate(x, column), NO_CANDIDATE)
-        tl.store(best + out + chunk, tl.max(key, 0))
+        rank = tl.where(column < size, rank_of(x), NO_RANK)
+        highest = tl.max(rank, 0)
+        found = tl.min(tl.where(rank == highest, column, size), 0)
+        tl.store(best + out + chunk, candidate(highest, found))
 
 
 def read_windows(
@@ -101,6 +112,8 @@ def read_windows(
     seeds: Tensor,
     temperatures: Tensor,
     shared: Tensor,
+    *,
+    weighed: bool,
 ) -> ChunkStates:
     """Read the rows of B windows of at most W entries.
 
@@ -113,6 +126,7 @@ def read_windows(
         seeds: [B] int64.
         temperatures: [B] float32, 0 = the most likely id.
         shared: [B], whether noise enters: a bool, or an int64 purpose that has to be `TARGET`.
+        weighed: whether peaks and masses are wanted; they are not written if not.
 
     Returns:
         States of B * W rows; those past a window's end are never written.
@@ -126,8 +140,8 @@ def read_windows(
         _read_windows[(num_rows, programs_a_row(num_rows, num_chunks))](
             logits, starts, lens, positions, seeds, temperatures, shared,
             states.best, states.peaks, states.masses, logits.stride(0), size, num_chunks, width,
-            WINDOWED=windows is not None, COUPLED=shared.dtype == torch.bool, CHUNK=CHUNK,
-            **early_start(logits.device),
+            WINDOWED=windows is not None, COUPLED=shared.dtype == torch.bool, WEIGHED=weighed,
+            CHUNK=CHUNK, **early_start(logits.device),
         )  # fmt: skip
     return states
 
@@ -229,7 +243,7 @@ def draw(
     """
     num_rows, size = logits.shape
     draws = (keys.positions, keys.seeds, temperatures, keys.purposes)
-    states = read_windows(logits, num_rows // width, width, None, *draws)
+    states = read_windows(logits, num_rows // width, width, None, *draws, weighed=True)
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     normalisers = torch.empty(num_rows, 2, device=logits.device)
     num_chunks = states.best.shape[1]

@@ -127,22 +127,17 @@ def ranked_value(rank):
 
 
 @triton.jit
-def ranked(rank, column):
-    """The `candidate` of a `rank_of` and an int32 column."""
-    return (rank.to(tl.int64) << 32) | (column ^ _LOW31).to(tl.int64)  # falls as columns rise
-
-
-@triton.jit
-def candidate(x, column):
+def candidate(rank, column):
     """A number that orders ids as an argmax does: by value, equal ones by the lower column.
 
-    The maximum over many programs is then a plain maximum of int64.
+    The maximum over many programs is then a plain maximum of int64. Over the many columns of one,
+    the highest rank and then its first column take half as many instructions.
 
     Args:
-        x: float32; a NaN is over everything, as for torch.
+        rank: int32, `rank_of` the value: a NaN is over everything, as for torch.
         column: int32, of the same shape.
     """
-    return ranked(rank_of(x), column)
+    return (rank.to(tl.int64) << 32) | (column ^ _LOW31).to(tl.int64)  # falls as columns rise
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from emberline.ops.triton.paged_kernels import attend_span
 
 CHUNK = 512  # positions summed by themselves in fixed order
 FEW_ROWS = 32  # of a tile where a request has no more, and in fixed order
-WIDE_ROWS = 16  # of a tile in float32, whose products are not for tensor cores
+LEAST_ROWS = 16  # likewise, and in float32, whose products are not for tensor cores
 LEAST_SPAN = 128  # keys that a program should have before another one takes part
 MOST_PARTIAL_BYTES = 2**26  # of what spread programs leave for the last of them
 FEW_PROGRAMS = 2  # with few rows that keep a multiprocessor busy
@@ -56,7 +56,8 @@ class _Grid:
         busy = min(processors(q.device), COUNTERS)
         wide = q.dtype == torch.float32
         many = not (wide or context.fixed_order) and packed > FEW_ROWS
-        rows = WIDE_ROWS if wide else FEW_ROWS
+        narrow = packed <= LEAST_ROWS and lanes <= 64 and not context.fixed_order
+        rows = LEAST_ROWS if wide or narrow else FEW_ROWS
         if many:
             full = packed > 64 and reqs * kv_heads * triton.cdiv(packed, 128) >= busy
             rows = 128 if full and lanes <= 128 else 64
@@ -76,24 +77,25 @@ class _Grid:
         spans = max(1, min(room // programs, most))
         if many:
             return cls(rows, tiles, spans, 0, *_many(lanes, rows))
-        # A program that is alone has little more than one tile of keys, and nothing to fetch ahead.
-        alone = programs * spans <= busy
-        stages = 1 if alone and not wide else STAGES
-        return cls(rows, tiles, spans, 0, *_few(lanes, wide, alone=alone), stages)
+        few = _few(lanes, wide, alone=programs * spans <= busy, narrow=narrow)
+        return cls(rows, tiles, spans, 0, *few)
 
 
-def _few(lanes: int, wide: bool, *, alone: bool) -> tuple[int, int]:
-    """Keys of a tile, and warps, for few rows.
+def _few(lanes: int, wide: bool, *, alone: bool, narrow: bool = False) -> tuple[int, int, int]:
+    """Keys of a tile, warps, and stages, for few rows. By measurement (docs/lab-notes.md).
 
-    A program that has a multiprocessor for itself asks for more at once.
+    A program that has a multiprocessor for itself asks for more at once: it has little more than
+    one tile of keys, and nothing to fetch ahead.
     """
     if wide:
-        return (32 if lanes <= 64 else 16), 4
+        return (32 if lanes <= 64 else 16), 4, STAGES
     if lanes > 128:
-        return 32, 4
+        return 32, 4, 1 if alone else STAGES
     if alone:
-        return 128, (4 if lanes <= 64 else 8)
-    return 64, 4
+        return 128, (4 if lanes <= 64 else 8), 1
+    if lanes > 64:
+        return 64, 4, STAGES
+    return (64, 2, STAGES) if narrow else (128, 4, 2)
 
 
 def _many(lanes: int, rows: int) -> tuple[int, int]:

@@ -297,7 +297,8 @@ def accept(
             )
     width = num_drafts + 1
     draws = (first_positions, seeds, temperatures, coupled)
-    states = read_windows(logits, num_reqs, width, (window_start, window_lens), *draws)
+    windows = window_start, window_lens
+    states = read_windows(logits, num_reqs, width, windows, *draws, weighed=coins)
     num_chunks = states.best.shape[1]
 
     def ints(count: int) -> Tensor:

@@ -28,12 +28,12 @@ from emberline.ops.triton.noise import (
     NO_CANDIDATE,
     NO_RANK,
     TARGET,
+    candidate,
     column_of,
     finite,
     gumbel,
     hash_key,
     rank_of,
-    ranked,
     tempered,
 )
 from emberline.ops.triton.scores import check_rows
@@ -184,7 +184,7 @@ def _draw_slot(
     highest = tl.max(top, 0)
     found = tl.min(tl.where(top == highest[None, :], top_column, size), 0)
     own = best + slot * num_reqs + rows
-    tl.atomic_max(own, ranked(highest, found), mask=there, sem="relaxed")
+    tl.atomic_max(own, candidate(highest, found), mask=there, sem="relaxed")
     if WRITES:
         tl.store(peaks + rows * num_parts + part, peak, mask=there)
         tl.store(masses + rows * num_parts + part, mass, mask=there)
