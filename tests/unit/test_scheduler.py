@@ -604,7 +604,7 @@ def test_what_must_not_be_kept_is_not():
     for _ in range(6):
         rig.step()
     assert a.num_computed == 13
-    assert rig.scheduler.private_pages(a) == a.pages[2:]  # its prompt was shared when it was whole
+    assert rig.scheduler.held.private(a) == a.pages[2:]  # its prompt was shared when it was whole
     rig.scheduler.remove(a, keep=False)
     assert rig.cache.num_idle == 2
     rig.scheduler.check()

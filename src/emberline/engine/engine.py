@@ -371,7 +371,7 @@ class Engine:
     def _fail(self, state: RequestState, error: str) -> RequestOutput:
         """End a request whose logits are no distribution. What it left is nobody's to read."""
         for pool in self.parts.kv_pools:
-            pool.clear(self._scheduler.private_pages(state))
+            pool.clear(self._scheduler.held.private(state))
         return self._finish(state, Ending(FinishReason.ERROR, error=error))
 
     def _finish(self, state: RequestState, ending: Ending) -> RequestOutput:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from emberline.cache.radix import NO_PAGE, RadixCache
+from emberline.cache.radix import RadixCache
 from emberline.config import SchedulerConfig
+from emberline.engine.held_pages import HeldPages, first_scored
 from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState
 from emberline.engine.underway import PrefixesUnderway
@@ -48,7 +49,7 @@ class _Budget:
 
 
 class Scheduler:
-    """Owns the queue, the running set and the pages of every request."""
+    """Owns the queue and the running set; what pages they have is `HeldPages`' to change."""
 
     def __init__(self, config: SchedulerConfig, cache: RadixCache, max_draft_tokens: int) -> None:
         self.config = config
@@ -59,9 +60,9 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_queried = 0  # prompt tokens looked up in the cache
         self.num_hit = 0  # of those, found
-        self.lookahead = (
-            0  # tokens for which a request that runs behind the host gets pages at once
-        )
+        # Tokens for which a request that runs behind the host gets pages at once.
+        self.lookahead = 0
+        self.held = HeldPages(cache, config.prefill_chunk)
         self._free_slots = list(range(config.max_num_reqs - 1, -1, -1))
         self._standing: dict[int, ScheduledRequest] = {}  # by slot: what it runs step after step
         self._plan: list[ScheduledRequest] = []  # of the last step, if nobody was planned anew
@@ -111,7 +112,7 @@ class Scheduler:
         self._plan_anew()
         if len(steady) < len(self._standing):
             # Whoever will need pages soon gets them now too: planning costs everybody time.
-            steady = self._steady(self.lookahead * (AMPLE if self._is_ample(0) else 1) // 2)
+            steady = self._steady(self.lookahead * (AMPLE if self.held.are_ample(0) else 1) // 2)
         budget = _Budget(self.config.max_num_tokens - len(steady), PROMPT_SCORE_TOKENS)
         going_on = {entry.state.slot for entry in steady}
         others = [state for state in self.running if state.slot not in going_on]
@@ -204,7 +205,7 @@ class Scheduler:
         if len(self.running) * most <= self.cache.num_available:
             return False
         known = (min(s.num_pending, self.config.prefill_chunk) for s in self.running)
-        missing = map(self._missing_pages, self.running, known)
+        missing = map(self.held.missing, self.running, known)
         return sum(missing) > self.cache.num_available
 
     def computed(self, state: RequestState) -> None:
@@ -214,23 +215,12 @@ class Scheduler:
         runs. Pages that its window has left behind are let go, and those of rejected drafts.
         """
         if state.is_sound and state.num_pending <= 1 and not state.shared:
-            self._share(state)
+            self.held.share(state)
             state.shared = True
         if state.shared and state.slot in self.standing:
             return
         self._plan_anew()
-        end = self.cache.pool.pages_for(max(len(state.token_ids), state.reach))
-        self.cache.release(state.pages[end:])
-        del state.pages[end:]
-        first = min(self.cache.first_kept(state.num_final), len(state.pages))
-        behind = [page for page in state.pages[:first] if page != NO_PAGE]
-        if behind:
-            self.cache.release(behind)
-            state.pages[:first] = [NO_PAGE] * first
-
-    def private_pages(self, state: RequestState) -> list[int]:
-        """Pages that nobody else can read."""
-        return [p for p in state.pages if p != NO_PAGE and self.cache.pool.num_refs(p) == 1]
+        self.held.trim(state)
 
     def check_counts(self) -> None:
         """Raise `RuntimeError` unless every page is free or idle in the cache: nothing runs."""
@@ -253,59 +243,33 @@ class Scheduler:
         planned = []
         # The whole sequence must fit beside what the others still need for theirs, else somebody
         # would only be preempted again.
-        promised = sum(self._pages_to_come(state) for state in others)
+        promised = sum(self.held.to_come(state) for state in others)
         underway = PrefixesUnderway(self.cache, self.running)
         for state in self.waiting[: len(self._free_slots)]:
             if not budget.tokens:
                 break
-            self._find_prefix(state)
-            if self._pages_to_come(state) > self.cache.num_available - promised:
-                self._lose_pages(state)
+            self.held.find_prefix(state)
+            if self.held.to_come(state) > self.cache.num_available - promised:
+                self.held.let_go(state)
                 break
             entry = self._entry(state, budget)
             if not entry.num_known or underway.hold_most_of(state):
-                self._lose_pages(state)
-                promised += self._pages_to_come(state)
+                self.held.let_go(state)
+                promised += self.held.to_come(state)
                 continue
             self.waiting.remove(state)
             bisect.insort(self.running, state, key=_rank)
             state.slot = self._free_slots.pop()
             if state.num_cached is None:
                 state.num_cached = state.num_computed
-                self.num_queried += self._num_looked_up(state)
+                self.num_queried += self.held.num_looked_up(state)
                 self.num_hit += state.num_cached
-            self._grow(state, entry.num_known)
+            self.held.grow(state, entry.num_known)
             underway.add(state)
-            promised += self._pages_to_come(state)
+            promised += self.held.to_come(state)
             planned.append(entry)
             budget = budget.after(entry)
         return planned
-
-    def _find_prefix(self, state: RequestState) -> None:
-        """Take what the cache has of a request that does not run.
-
-        At least one token must be left to compute, and no position whose logits are wanted may be
-        skipped: prompt scores need those from the position before the first scored one on.
-        """
-        limit = len(state.token_ids) - 1
-        if state.scores_prompt:
-            limit = min(limit, _first_scored(state))
-        state.pages = self.cache.match(state.token_ids, limit)
-        state.num_computed = len(state.pages) * self.cache.pool.page_size
-
-    def _num_looked_up(self, state: RequestState) -> int:
-        """Prompt tokens that could be found, were they cached: those that are scored never are."""
-        if not self.cache.enabled:
-            return 0
-        return _first_scored(state) if state.scores_prompt else state.num_prompt
-
-    def _pages_to_come(self, state: RequestState) -> int:
-        """Pages that a request still has to get for its tokens and the next one."""
-        known = len(state.token_ids) + state.num_unread + state.ahead
-        tokens = min(known + 1, state.length_limit)
-        at_once = min(self.config.prefill_chunk, tokens - state.num_computed)
-        num_held = len(state.pages) - state.pages.count(NO_PAGE)
-        return max(0, self.cache.most_held(tokens, at_once) - num_held)
 
     def _entry(self, state: RequestState, budget: _Budget) -> ScheduledRequest:
         """What a request would run within the budget, with as many drafts as it could use."""
@@ -313,9 +277,9 @@ class Scheduler:
         if state.num_unread and state.num_remaining <= 0:
             num_known = 0  # what is in flight is its last token
         # The logits of position p - 1 score the token at p; position 0 has no value.
-        first_scored = _first_scored(state)
+        start = first_scored(state)
         if state.scores_prompt:
-            unscored = max(0, first_scored - state.num_computed)
+            unscored = max(0, start - state.num_computed)
             num_known = min(num_known, unscored + budget.scored)
         reaches_end = num_known == state.num_pending
         samples = reaches_end and state.num_remaining > 0
@@ -325,7 +289,7 @@ class Scheduler:
         num_scored = int(reaches_end)
         if state.scores_prompt:
             end = state.num_computed + num_known
-            num_scored = max(num_scored, min(num_known, end - first_scored))
+            num_scored = max(num_scored, min(num_known, end - start))
         limit = max(0, min(drafts, state.num_remaining - 1))
         return ScheduledRequest(state, num_known, limit, num_scored, samples, decodes)
 
@@ -335,12 +299,12 @@ class Scheduler:
         Returns:
             Whether it can run in this step: it may have had to give way itself.
         """
-        while self._missing_pages(state, num_tokens) > self.cache.num_available:
+        while self.held.missing(state, num_tokens) > self.cache.num_available:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is state:
                 return False
-        self._grow(state, num_tokens)
+        self.held.grow(state, num_tokens)
         return True
 
     def _with_drafts(
@@ -356,7 +320,7 @@ class Scheduler:
             num_drafts: drafts of those who go on as before.
         """
         budget = self.config.max_verify_tokens - num_drafts
-        promised = sum(self._pages_to_come(state) for state in others)
+        promised = sum(self.held.to_come(state) for state in others)
         spare = max(0, self.cache.num_available - promised)
         entries = []
         for entry in planned:
@@ -364,8 +328,8 @@ class Scheduler:
             room = (len(state.pages) + spare) * self.cache.pool.page_size
             if room < state.length_limit:
                 drafts = min(drafts, room - state.end_after(entry.num_known))
-            spare -= self._missing_pages(state, entry.num_known + drafts)
-            self._grow(state, entry.num_known + drafts)
+            spare -= self.held.missing(state, entry.num_known + drafts)
+            self.held.grow(state, entry.num_known + drafts)
             budget -= drafts
             entries.append(replace(entry, draft_limit=drafts))
             if self.lookahead and state.behind and entry.decodes:
@@ -379,25 +343,14 @@ class Scheduler:
             How many of the `spare` pages it took.
         """
         state, tokens = entry.state, entry.num_known + entry.draft_limit
-        missing = self._missing_pages(state, tokens + AMPLE * self.lookahead)
-        if not self._is_ample(missing):
-            missing = self._missing_pages(state, tokens + self.lookahead)
+        missing = self.held.missing(state, tokens + AMPLE * self.lookahead)
+        if not self.held.are_ample(missing):
+            missing = self.held.missing(state, tokens + self.lookahead)
         if missing > spare:
             return 0
         state.pages += self.cache.allocate(missing)
         self._standing[state.slot] = entry
         return missing
-
-    def _is_ample(self, num_pages: int) -> bool:
-        """Whether half of all pages are free once so many are taken."""
-        return self.cache.num_available - num_pages >= self.cache.pool.num_pages // 2
-
-    def _missing_pages(self, state: RequestState, num_tokens: int) -> int:
-        """Pages that the next `num_tokens` tokens of a request still lack."""
-        return max(0, self.cache.pool.pages_for(state.end_after(num_tokens)) - len(state.pages))
-
-    def _grow(self, state: RequestState, num_tokens: int) -> None:
-        state.pages += self.cache.allocate(self._missing_pages(state, num_tokens))
 
     def _preempt(self, state: RequestState) -> None:
         """Free a request's pages and queue it again: it recomputes, its client sees nothing."""
@@ -408,15 +361,10 @@ class Scheduler:
         bisect.insort(self.waiting, state, key=_rank)
         self.num_preemptions += 1
 
-    def _share(self, state: RequestState) -> None:
-        """Give the cache a request's full pages of final tokens."""
-        count = state.num_final // self.cache.pool.page_size
-        state.pages[:count] = self.cache.insert(state.token_ids, state.pages[:count])
-
     def _release(self, state: RequestState, *, keep: bool) -> None:
         if keep and state.is_sound:
-            self._share(state)
-        self._lose_pages(state)
+            self.held.share(state)
+        self.held.let_go(state)
         self._free_slots.append(state.slot)
         self._standing.pop(state.slot, None)
         self._plan_anew()
@@ -424,13 +372,3 @@ class Scheduler:
         state.placed = False
         state.shared = False
         state.num_written = 0
-
-    def _lose_pages(self, state: RequestState) -> None:
-        self.cache.release(state.pages)
-        state.pages = []
-        state.num_computed = 0
-
-
-def _first_scored(state: RequestState) -> int:
-    """The first position of a scored prompt whose logits are wanted."""
-    return max(state.params.prompt_logprobs_start, 1) - 1
