@@ -569,6 +569,19 @@ def test_a_plan_is_kept_while_about_as_many_requests_run(monkeypatch: pytest.Mon
     assert looks[4:] == [11]
 
 
+def test_whole_blocks_are_not_weighed_again_while_requests_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fewer there are, the less a draft costs beside the rest; more are looked at anew."""
+    looks = note_looks(monkeypatch)
+    costs = StepCosts(target=((16, 16, 1.0), (16, 80, 1.5)), draft=((16, 4, 0.1),))
+    planner = LaggedTopK(costs, every=16, margin=0.03)
+    num_reqs = [16] * 4 + [12, 9, 6, 4, 2, 1] + [24]
+    lens = [sum(step(planner, dict.fromkeys(range(n), [0.9] * 4))) for n in num_reqs]
+    assert lens == [4 * n for n in num_reqs]
+    assert looks == [16, 16, 24]
+
+
 def test_a_plan_for_strangers_is_kept_until_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """What others did is all there is to plan a batch by at first: whole blocks, if any at all."""
     looks = note_looks(monkeypatch)

@@ -30,7 +30,8 @@ def _noise_of_rows(seeds, positions, purposes, points, out, V: tl.constexpr):
 def _best_of_rows(x, out, V: tl.constexpr):
     row = tl.program_id(0)
     column = tl.arange(0, V)
-    best = tl.max(noise.candidate(tl.load(x + row * V + column), column), 0)
+    rank = noise.rank_of(tl.load(x + row * V + column))
+    best = tl.max(noise.candidate(rank, column), 0)
     tl.store(out + row, noise.column_of(best))
 
 

@@ -268,7 +268,9 @@ class Outlook:
 
     def _is_due(self, shape: StepShape) -> bool:
         """Whether this step is to be looked at by itself."""
-        change = abs(len(shape.serials) - self._num_reqs)
+        change = len(shape.serials) - self._num_reqs
+        # Fewer requests make a step's drafts cheaper: if all are verified, they go on to be.
+        has_changed = (change if self._is_whole else abs(change)) * MOST_CHANGE > self._num_reqs
         is_probe = self._num_undrafted + 1 == PROBE_EVERY
         good_for = self._every
         if self._is_blind and self._depth:
@@ -280,7 +282,7 @@ class Outlook:
             self._age >= good_for
             or bool(shape.predicted)
             or is_probe
-            or change * MOST_CHANGE > self._num_reqs
+            or has_changed
         )
 
     def _kept_depths(self, shape: StepShape) -> tuple[int, ...]:
