@@ -68,7 +68,7 @@ def test_help_names_the_verbs_and_imports_nothing_heavy() -> None:
             ["serve", "--draft", "none", "--planner", "threshold"],
             "--planner threshold plans drafts",
         ),
-        (["serve", "--draft", "ngram"], "say --drafter ngram"),
+        (["serve", "--draft", "ngram", "--port", "0"], "say --drafter ngram"),
         (["generate", "x", "--draft", "none", "--num-draft-tokens", "3"], "needs a drafter"),
         (["generate", "x", "--no-draft", "--num-draft-tokens", "3"], "contradict each other"),
         (["generate", "x", "--no-draft", "--draft", "/x"], "--no-draft and --draft contradict"),

@@ -190,14 +190,15 @@ def test_speculation_changes_no_token_and_no_bit(folder: Path) -> None:
     answers = {}
     for name in SETTINGS:
         with serving(folder, name) as server:
-            answers[name] = [
+            done = [
                 server.complete(
                     prompt, max_tokens=40, ignore_eos=True, logprobs=3, temperature=t, seed=9
-                )["choices"]
+                )
                 for prompt in PROMPTS
                 for t in (0.0, 0.9)
             ]
-            stats = server.complete("x = 1, 2, 1, 2, 1, 2, 1", max_tokens=60, ignore_eos=True)
-            drafted = stats["emberline"]["speculation"]["drafted"]
+            answers[name] = [answer["choices"] for answer in done]
+            # Where a planner has seen that drafts do not pay here, later answers may have none.
+            drafted = sum(answer["emberline"]["speculation"]["drafted"] for answer in done)
             assert (drafted > 0) == (name != "none")
     assert all(answer == answers["none"] for answer in answers.values())

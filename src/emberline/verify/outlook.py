@@ -348,7 +348,8 @@ class Outlook:
         width = int(learnt.lens.max(initial=0))
         if not width:
             return
-        least_rate = 1 - (1 - FORGOTTEN) ** min(self._num_missed, MOST_MISSED)
+        missed = self._num_missed
+        least_rate = 1 - (1 - FORGOTTEN) ** min(1 + missed, MOST_MISSED) if missed else 0.0
         self._num_missed = 0
         more = max(0, width - len(self._mean))
         if more:
