@@ -331,7 +331,9 @@ class Scheduler:
             spare -= self.held.missing(state, entry.num_known + drafts)
             self.held.grow(state, entry.num_known + drafts)
             budget -= drafts
-            entries.append(replace(entry, draft_limit=drafts))
+            if drafts != entry.draft_limit:
+                entry = replace(entry, draft_limit=drafts)
+            entries.append(entry)
             if self.lookahead and state.behind and entry.decodes:
                 spare -= self._look_ahead(entries[-1], spare)
         return entries
