@@ -6,14 +6,21 @@ Owns what may be given as a prompt there. Must not know engines, sampling or HTT
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from emberline.types import InvalidRequest
 
-Message = dict[str, str]
+Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+_SHOWN = {"tool_calls": ("tool calls", ""), "reasoning_content": ("reasoning", "</think>")}
+"""What a template may leave out: in words, and a text in it that says that it knows of it."""
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...]:
@@ -65,16 +72,11 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) ->
         raise InvalidRequest("messages is empty: give at least one", "messages")
     if isinstance(messages, str) or not all(isinstance(one, Mapping) for one in messages):
         raise InvalidRequest("messages must be a list of {role, content}", "messages")
-    for index, one in enumerate(messages):
-        needed = ["role"] if "tool_calls" in one else ["role", "content"]
-        for key in needed:  # templates say so in words of their own
-            if key not in one:
-                raise InvalidRequest(f"messages[{index}] has no {key}: give it", "messages")
-        if not isinstance(one.get("content"), str | Sequence | None):
-            raise InvalidRequest(f"messages[{index}].content must be a text", "messages")
+    rendered = [_rendered(index, one) for index, one in enumerate(messages)]
+    check_conversation(rendered, template_source(tokenizer))
     try:
         ids = tokenizer.apply_chat_template(
-            list(messages),
+            rendered,
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
@@ -84,6 +86,72 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) ->
         message = f"the chat template refused these messages: {problem}"
         raise InvalidRequest(message, "messages") from problem
     return tuple(ids)
+
+
+def _rendered(index: int, message: Message) -> dict[str, Any]:
+    """A message as templates expect it: one text, and "system" for OpenAI's "developer"."""
+    needed = ["role"] if "tool_calls" in message else ["role", "content"]
+    for key in needed:  # templates say so in words of their own
+        if key not in message:
+            raise InvalidRequest(f"messages[{index}] has no {key}: give it", "messages")
+    for key in message:
+        if key not in _FIELDS:
+            known = ", ".join(_FIELDS)
+            raise InvalidRequest(f"messages[{index}].{key}: only {known} are known", "messages")
+    role, content = message["role"], message.get("content")
+    if role not in _ROLES:
+        known = ", ".join(_ROLES)
+        raise InvalidRequest(f"messages[{index}].role must be one of {known}", "messages")
+    if isinstance(content, Sequence) and not isinstance(content, str | bytes):
+        if not all(isinstance(part, Mapping) and _is_text_part(part) for part in content):
+            wanted = 'a text, or a list of {"type": "text", "text": ...}'
+            raise InvalidRequest(f"messages[{index}].content must be {wanted}", "messages")
+        content = "\n".join(part["text"] for part in content)
+    if not isinstance(content, str | None):
+        raise InvalidRequest(f"messages[{index}].content must be a text", "messages")
+    return {**message, "role": "system" if role == "developer" else role, "content": content}
+
+
+def _is_text_part(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "text" and isinstance(part.get("text"), str) and len(part) == 2
+
+
+def template_source(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The chat template's source, all of them if there are several; empty: there is none."""
+    template = tokenizer.chat_template or ""
+    return "\n".join(template.values()) if isinstance(template, dict) else template
+
+
+def reads(template: str, name: str) -> bool:
+    """Whether a template reads a variable or a field of that name."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def check_conversation(messages: Sequence[Message], template: str) -> None:
+    """Refuse what a template would leave out without a word, and results of calls nobody made.
+
+    Args:
+        messages: as templates take them.
+        template: its source.
+
+    Raises:
+        InvalidRequest: naming the field.
+    """
+    called: set[object] = set()
+    for index, message in enumerate(messages):
+        for name, (what, sign) in _SHOWN.items():
+            if message.get(name) and not (reads(template, name) or (sign and sign in template)):
+                raise InvalidRequest(
+                    f"this model's chat template shows no {what} of earlier turns: leave them out",
+                    f"messages[{index}].{name}",
+                )
+        called.update(call.get("id") for call in message.get("tool_calls") or ())
+        if message["role"] == "tool" and None not in called:  # a call without an id fits any
+            where, given = f"messages[{index}].tool_call_id", message.get("tool_call_id")
+            if given is None:
+                raise InvalidRequest(f"{where} is missing: say which call it answers", where)
+            if given not in called:
+                raise InvalidRequest(f"{where}: no call before it has the id {given!r}", where)
 
 
 def encode_pairs(

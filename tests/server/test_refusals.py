@@ -135,7 +135,24 @@ CHAT_ONLY = [
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{}]}, "messages[0].role"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),  # the template refuses
+    ({"messages": [{"role": "user", "content": "unwanted"}]}, "messages"),  # the template refuses
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+    (
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "y"}]},
+        "messages[0].tool_call_id",
+    ),
+    (  # the template shows none of these
+        {"messages": [{"role": "assistant", "content": "x", "reasoning": "y"}]},
+        "messages[0].reasoning",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "reasoning_content": "y"}]},
+        "messages[0].reasoning_content",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
+        "messages[0].tool_calls",
+    ),
     ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra"),
     (
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
@@ -208,10 +225,10 @@ def test_template_arguments_that_are_taken(server: Server, name: str) -> None:
 def test_who_made_the_template_fail_is_named(server: Server) -> None:
     # The template calls this name: what is no function makes the library raise.
     broken = {"chat_template_kwargs": {"raise_exception": 1}}
-    tool = [{"role": "tool", "content": "x"}]
-    error = refused(server, CHAT, {"messages": tool}, "messages")
-    assert error["message"].endswith("refused these messages: no tools here")
-    error = refused(server, CHAT, {"messages": tool, **broken}, "messages")
+    said = [{"role": "user", "content": "unwanted"}]
+    error = refused(server, CHAT, {"messages": said}, "messages")
+    assert error["message"].endswith("refused these messages: not here")
+    error = refused(server, CHAT, {"messages": said, **broken}, "messages")
     assert error["message"].endswith("refused these messages")
 
 

@@ -250,6 +250,19 @@ def test_what_was_asked_is_shown(server: Server) -> None:
             {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
             "input[0].call_id",
         ),
+        (  # the template shows neither
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": ""}]},
+            "input",
+        ),
+        (
+            {
+                "input": [
+                    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+                    {"role": "user", "content": "x"},
+                ]
+            },
+            "input",
+        ),
         ({"logprobs": True}, "logprobs"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"min_tokens": 9, "max_output_tokens": 5}, "min_tokens"),

@@ -35,7 +35,7 @@ NAME = "tiny"
 SPECIALS = ["<eos>", "<say>", "</say>", "<user>", "<system>", "<assistant>"]
 TEMPLATE = (
     "{% for m in messages %}"
-    "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{% if m.content == 'unwanted' %}{{ raise_exception('not here') }}{% endif %}"
     "<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}{{ suffix or '' }}"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 
@@ -165,11 +166,44 @@ def test_what_is_said_is_text(llm, content):
 
 
 def test_a_template_that_refuses_is_no_traceback():
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{{ messages[0]['content'] + 'x' }}"
+    tokenizer = copy.copy(make_tokenizer())
+    tokenizer.chat_template = "{{ messages[0]['content'] + 1 }}"
     with pytest.raises(InvalidRequest, match="template refused") as caught:
-        chat_ids(tokenizer, [{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+        chat_ids(tokenizer, [{"role": "user", "content": "x"}])
     assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("message", "where"),
+    [
+        ({"role": "bogus", "content": "x"}, r"messages\[1\].role"),
+        ({"role": "user", "content": "x", "foo": 1}, r"messages\[1\].foo"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, r"messages\[1\].content"),
+        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "no tool calls of earlier turns"),
+        ({"role": "assistant", "content": "x", "reasoning_content": "y"}, "shows no reasoning"),
+        ({"role": "tool", "content": "x"}, r"messages\[1\].tool_call_id is missing"),
+        ({"role": "tool", "content": "x", "tool_call_id": "a"}, "no call before it has the id"),
+    ],
+)
+def test_messages_are_those_of_the_server(message, where):
+    with pytest.raises(InvalidRequest, match=where):
+        chat_ids(make_tokenizer(), [{"role": "user", "content": "x"}, message])
+
+
+def test_messages_mean_what_they_mean_to_the_server():
+    tokenizer = copy.copy(make_tokenizer())
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{% endfor %}"
+    )
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}]
+    asked = [
+        {"role": "developer", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "x", "tool_call_id": "c"},
+    ]
+    plain = [{**asked[0], "role": "system", "content": "a\nb"}, *asked[1:]]
+    assert chat_ids(tokenizer, asked) == chat_ids(tokenizer, plain)
 
 
 @pytest.mark.parametrize("pair", ["ab", b"ab", ("a",), ("a", "b", "c"), None, 5])

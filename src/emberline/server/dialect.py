@@ -5,11 +5,11 @@ Owns the names of the styles and what in a template speaks for one. Must not kno
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from emberline.encoding import reads, template_source
 from emberline.server import reasoning, tool_parsing
 from emberline.server.parts import Splitter
 
@@ -34,7 +34,7 @@ class Dialect:
 
     def reads(self, name: str) -> bool:
         """Whether the template reads a variable of that name."""
-        return re.search(rf"\b{re.escape(name)}\b", self.template) is not None
+        return reads(self.template, name)
 
     def call_splitter(self, names: Collection[str]) -> Splitter:
         """Tells calls of the named functions from content."""
@@ -57,9 +57,7 @@ def dialect_of(
     """
     if tool_parser not in get_args(ToolParser) or reasoning_parser not in get_args(ReasoningParser):
         raise ValueError(f"no such parser: {tool_parser}, {reasoning_parser}")
-    template = tokenizer.chat_template or ""
-    if isinstance(template, dict):
-        template = "\n".join(template.values())
+    template = template_source(tokenizer)
     thinks = reasoning.CLOSE in template if reasoning_parser == "auto" else None
     return Dialect(
         tools=_style(template) if tool_parser == "auto" else tool_parser,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from emberline.encoding import check_conversation, template_source
 from emberline.engine.detokenizer import TokenText
 from emberline.refusals import one_of
 from emberline.server.chat_body import Message
@@ -63,6 +64,7 @@ class PromptEncoder:
         self.max_model_len = max_model_len
         self._text = token_text
         self._backend = _backend_of(tokenizer)
+        self._template = template_source(tokenizer)
         self._reserved = TEMPLATE_NAMES.union(
             inspect.signature(tokenizer.apply_chat_template).parameters
         )
@@ -116,7 +118,7 @@ class PromptEncoder:
 
         Raises:
             InvalidRequest: there is no template, or it refuses these messages or arguments, or it
-                does not show the tools.
+                does not show the tools, or what the messages say of earlier calls and reasoning.
         """
         taken = self._reserved.intersection(template_kwargs)
         if taken:
@@ -126,6 +128,10 @@ class PromptEncoder:
             message = "this model has no chat template: use /v1/completions"
             raise InvalidRequest(message, param)
         rendered = [message.rendered() for message in messages]
+        try:
+            check_conversation(rendered, self._template)
+        except InvalidRequest as problem:
+            raise _as_sent(problem, messages) from None
 
         def encode() -> EncodedPrompt:
             text = self._render(rendered, add_generation_prompt, template_kwargs, tools, param)
@@ -285,6 +291,14 @@ class PromptEncoder:
         return EncodedPrompt(
             ids, tuple(b"" if i in hidden else self._text.bytes_of(i) for i in ids)
         )
+
+
+def _as_sent(problem: InvalidRequest, messages: Sequence[Message]) -> InvalidRequest:
+    """A refusal of reasoning that names it as the client did."""
+    for index, message in enumerate(messages):
+        if problem.param == f"messages[{index}].reasoning_content" and message.reasoning:
+            return InvalidRequest(str(problem), f"messages[{index}].reasoning")
+    return problem
 
 
 def _raises(work: Callable[[], object]) -> bool:

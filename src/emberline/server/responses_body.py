@@ -290,5 +290,7 @@ def renamed(problem: InvalidRequest) -> InvalidRequest:
     for name in _UNMISTAKABLE:
         message = message.replace(name, _NAMES[name])
     if param is not None:
+        if param.startswith("messages["):  # which of the items it was made of is not known any more
+            param = "messages"
         param = _NAMES.get(param, param).replace(".function.name", ".name")  # of a tool
     return InvalidRequest(message, param)

@@ -278,12 +278,7 @@ class Outlook:
         elif self._is_blind and self._known is _NOTHING and not change:
             # Where nobody drafts nothing is learnt, and for as many requests nothing would change.
             good_for = max(good_for, STILL_STEPS)
-        return (
-            self._age >= good_for
-            or bool(shape.predicted)
-            or is_probe
-            or has_changed
-        )
+        return self._age >= good_for or bool(shape.predicted) or is_probe or has_changed
 
     def _kept_depths(self, shape: StepShape) -> tuple[int, ...]:
         """Those of the plan that is kept."""
