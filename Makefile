@@ -31,8 +31,8 @@ $(CLIENTS_STAMP): pyproject.toml constraints-clients.txt
 
 setup: $(STAMP) ## the virtual environment with everything
 
-serve: $(STAMP) ## the server on the embedded default model, port 8000
-	$(BIN)/emberline serve
+serve: $(STAMP) ## the server on the embedded default model, port 8000; ARGS="--port 8123": other options
+	$(BIN)/emberline serve $(ARGS)
 
 test: $(STAMP) ## every test
 	$(BIN)/python -m pytest

@@ -66,7 +66,7 @@ def cache_home() -> Path:
     return Path(os.environ.get(HOME_VARIABLE) or "~/.cache/emberline").expanduser()
 
 
-def resolve_model(name: str | None, *, progress: bool = True) -> ModelFolder:
+def resolve_model(name: str | os.PathLike[str] | None, *, progress: bool = True) -> ModelFolder:
     """The local folder of a target model, fetched and converted if need be.
 
     Args:
@@ -76,6 +76,7 @@ def resolve_model(name: str | None, *, progress: bool = True) -> ModelFolder:
     Raises:
         ModelError: there is no such model, or it cannot be fetched or converted.
     """
+    name = _as_text(name, "model")
     if name is None or (name == DEFAULT_MODEL and not Path(name).exists()):
         source: Source = {"kind": "default", "sha256": DEFAULT_SHA256}
         folder = cached(_models(), DEFAULT_MODEL, source, _build_default, progress)
@@ -89,7 +90,20 @@ def resolve_model(name: str | None, *, progress: bool = True) -> ModelFolder:
     return ModelFolder(folder, folder.resolve().name, "folder")
 
 
-def resolve_draft(name: str | None, model: ModelFolder, *, progress: bool = True) -> Path | None:
+def _as_text(name: str | os.PathLike[str] | None, what: str) -> str | None:
+    """A name as it was given, or a path's."""
+    if isinstance(name, os.PathLike):
+        return os.fspath(name)
+    if not isinstance(name, str | None):
+        raise ModelError(
+            f"{what} must be a folder, a .gguf file or a Hugging Face id, got {name!r}"
+        )
+    return name
+
+
+def resolve_draft(
+    name: str | os.PathLike[str] | None, model: ModelFolder, *, progress: bool = True
+) -> Path | None:
     """The local folder of a draft checkpoint, or its GGUF file; None to run without one.
 
     Args:
@@ -102,6 +116,7 @@ def resolve_draft(name: str | None, model: ModelFolder, *, progress: bool = True
     Raises:
         ModelError: there is no such draft, or it cannot be fetched.
     """
+    name = _as_text(name, "draft")
     if name is None:
         shipped = Path(str(resources.files("emberline").joinpath(*DEFAULT_DRAFT)))
         usable = model.kind == "default" and (shipped / "config.json").is_file()

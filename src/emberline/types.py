@@ -134,6 +134,9 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest("logit_bias must map token ids to numbers", "logit_bias")
         for token_id, bias in self.logit_bias.items():
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                message = f"logit_bias must map token ids to numbers, got the key {token_id!r}"
+                raise InvalidRequest(message, "logit_bias")
             is_int("logit_bias", token_id, 0)
             in_range("logit_bias", bias, -100.0, 100.0)
         if isinstance(self.stop, str):

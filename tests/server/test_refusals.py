@@ -258,6 +258,7 @@ COMPLETION_ONLY = [
     ({"max_tokens": 4, "min_tokens": 5}, "min_tokens"),
     ({"echo": "yes"}, "echo"),
     ({"echo": True, "logprobs": 1, "prompt_logprobs": 3}, "prompt_logprobs"),
+    ({"echo": True, "logprobs": 1, "prompt_logprobs_start": 1}, "prompt_logprobs_start"),
     ({"prompt": "abc", "prompt_logprobs": 1, "prompt_logprobs_start": 3}, "prompt_logprobs_start"),
     ({"prompt": "x" * 500}, "prompt"),
 ]

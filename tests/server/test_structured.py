@@ -165,6 +165,9 @@ def test_the_compiler_is_quoted_and_nothing_is_harmed(server: Server) -> None:
     message = {"role": "user", "content": "x"}
     answer = server.post(CHAT, {"messages": [message], "response_format": wrong})
     assert "does not compile" in answer.json()["error"]["message"]
+    nothing = {"messages": [message], "structured_outputs": {"regex": r"[^\s\S]"}}
+    told = server.post(CHAT, nothing).json()["error"]["message"]
+    assert told == "the regex does not compile: nothing can match it"
     for name, value in (("min_tokens", 2), ("ignore_eos", True)):
         body = {"messages": [message], "response_format": FORMAT, name: value}
         assert server.post(CHAT, body).json()["error"]["param"] == name

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -81,6 +82,16 @@ def make_folder(path: Path) -> Path:
 
 
 # Names
+
+
+@pytest.mark.parametrize("name", [5, b"x", ["x"]])
+def test_a_name_is_a_text_or_a_path(name: Any, tmp_path: Path) -> None:
+    for call in (resolve_model, lambda one: resolve_draft(one, ModelFolder(tmp_path, "x", "hub"))):
+        with pytest.raises(ModelError, match=r"must be a folder, a \.gguf file or"):
+            call(name)
+    with pytest.raises(ModelError, match="no such file or folder"):
+        resolve_model(tmp_path / "none")
+    assert resolve_draft(None, ModelFolder(tmp_path, "x", "hub")) is None
 
 
 def test_local_folder(tmp_path):

@@ -71,7 +71,7 @@ def test_a_conversation_has_a_message(llm):
 
 def test_only_the_engine_says_that_a_prompt_is_too_long(caplog):
     """The tokenizer library has a warning of its own, which speaks of indexing errors."""
-    tokenizer = make_tokenizer()
+    tokenizer = copy.copy(make_tokenizer())
     tokenizer.model_max_length = 4
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     logging.getLogger("transformers").addHandler(caplog.handler)

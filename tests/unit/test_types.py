@@ -52,6 +52,11 @@ def test_meaningless_values_are_refused_by_name(field: str, value: object) -> No
     assert caught.value.param == field
 
 
+def test_a_bias_is_of_a_token_id() -> None:
+    with pytest.raises(InvalidRequest, match="must map token ids to numbers, got the key '5'"):
+        SamplingParams(logit_bias={"5": 1.0})  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -63,7 +63,9 @@ class LLGuidance:
             trial.try_consume_tokens([first])
             trial.compute_logit_bias()
         if trial.is_error() or first is None:
-            reason = trial.get_error().partition("<state>")[0].strip() or "nothing can match it"
+            reason = trial.get_error().partition("<state>")[0].strip()
+            if not reason or reason == "NoExtensionBias":  # the compiler's word for it
+                reason = "nothing can match it"
             raise InvalidRequest(f"the {grammar.kind} does not compile: {reason}", "grammar")
         return LLGuidanceCompiled(start, self._vocab_size)
 

@@ -62,10 +62,9 @@ def check_length(request: Request, max_model_len: int, cache_len: int) -> None:
     what = "context length" if limit == max_model_len else "KV cache"
     wanted = 1 if max_tokens is None else max_tokens
     if num_prompt + min(wanted, 1) > limit:
+        why = f"of {limit} leaves no room for an answer" if wanted else f"is {limit}"
         raise InvalidRequest(
-            f"the prompt has {num_prompt} tokens; the {what} of {limit} leaves no room for an "
-            f"answer: shorten it",
-            "prompt",
+            f"the prompt has {num_prompt} tokens; the {what} {why}: shorten it", "prompt"
         )
     if num_prompt + wanted > limit:
         raise InvalidRequest(

@@ -199,9 +199,13 @@ class CompletionBody(ChoicesBody):
         more: dict[str, Any] = {}
         if self.echo and (logprobs is not None or self.max_tokens == 0):
             wanted = logprobs or 0
-            if self.prompt_logprobs not in (None, wanted) or self.prompt_logprobs_start:
-                message = "echo reports the whole prompt with `logprobs` alternatives: leave it out"
-                raise InvalidRequest(message, "prompt_logprobs")
+            for name, idle in (
+                ("prompt_logprobs", (None, wanted)),
+                ("prompt_logprobs_start", (0,)),
+            ):
+                if getattr(self, name) not in idle:
+                    message = f"echo reports the whole prompt as `logprobs` says: leave {name} out"
+                    raise InvalidRequest(message, name)
             more["prompt_logprobs"] = wanted
         return self._params(self.max_tokens, logprobs, **more)
 
