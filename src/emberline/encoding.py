@@ -110,7 +110,8 @@ def _rendered(index: int, message: Message) -> dict[str, Any]:
     if not isinstance(content, str | None):
         raise InvalidRequest(f"messages[{index}].content must be a text", "messages")
     calls = message.get("tool_calls") or ()
-    if isinstance(calls, str | Mapping) or not all(isinstance(call, Mapping) for call in calls):
+    is_list = isinstance(calls, Sequence) and not isinstance(calls, str)
+    if not is_list or not all(isinstance(call, Mapping) for call in calls):
         raise InvalidRequest(f"messages[{index}].tool_calls must be a list of calls", "messages")
     return {**message, "role": "system" if role == "developer" else role, "content": content}
 

@@ -180,6 +180,7 @@ def test_a_template_that_refuses_is_no_traceback():
         ({"role": "user", "content": "x", "foo": 1}, r"messages\[1\].foo"),
         ({"role": "user", "content": [{"type": "image_url"}]}, r"messages\[1\].content"),
         ({"role": "assistant", "tool_calls": ["f"]}, r"messages\[1\].tool_calls must be"),
+        ({"role": "assistant", "tool_calls": 5}, r"messages\[1\].tool_calls must be"),
         ({"role": "assistant", "tool_calls": {"id": "a"}}, r"messages\[1\].tool_calls must be"),
         ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "no tool calls of earlier turns"),
         ({"role": "assistant", "content": "x", "reasoning_content": "y"}, "shows no reasoning"),
