@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-_SHOWN = {"tool_calls": ("tool calls", ""), "reasoning_content": ("reasoning", "</think>")}
+THOUGHT_END = "</think>"
+"""What ends the reasoning of models that write it into their answers."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
+_SHOWN = {"tool_calls": ("tool calls", ""), "reasoning_content": ("reasoning", THOUGHT_END)}
 """What a template may leave out: in words, and a text in it that says that it knows of it."""
 
 
@@ -90,34 +93,46 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) ->
 
 
 def _rendered(index: int, message: Message) -> dict[str, Any]:
-    """A message as templates expect it: one text, and "system" for OpenAI's "developer"."""
+    """A message as templates expect it: one text, and "system" for OpenAI's "developer".
+
+    What is None is not there: clients write out all that a message could have.
+    """
+    message = {key: value for key, value in message.items() if value is not None}
     needed = ["role"] if "tool_calls" in message else ["role", "content"]
     for key in needed:  # templates say so in words of their own
         if key not in message:
             raise InvalidRequest(f"messages[{index}] has no {key}: give it", "messages")
     for key in message:
-        if key not in _FIELDS:
-            known = ", ".join(_FIELDS)
+        if key not in FIELDS:
+            known = ", ".join(FIELDS)
             raise InvalidRequest(f"messages[{index}].{key}: only {known} are known", "messages")
-    role, content = message["role"], message.get("content")
-    if role not in _ROLES:
-        known = ", ".join(_ROLES)
+    role, content = message["role"], _text_of(message.get("content"), index)
+    if role not in ROLES:
+        known = ", ".join(ROLES)
         raise InvalidRequest(f"messages[{index}].role must be one of {known}", "messages")
-    if isinstance(content, Sequence) and not isinstance(content, str | bytes):
-        if not all(isinstance(part, Mapping) and _is_text_part(part) for part in content):
-            wanted = 'a text, or a list of {"type": "text", "text": ...}'
-            raise InvalidRequest(f"messages[{index}].content must be {wanted}", "messages")
-        content = "\n".join(part["text"] for part in content)
-    if not isinstance(content, str | None):
-        raise InvalidRequest(f"messages[{index}].content must be a text", "messages")
     calls = message.get("tool_calls") or ()
     is_list = isinstance(calls, Sequence) and not isinstance(calls, str)
     if not is_list or not all(isinstance(call, Mapping) for call in calls):
         raise InvalidRequest(f"messages[{index}].tool_calls must be a list of calls", "messages")
+    reasoning = message.pop("reasoning", None)
+    if reasoning is not None and message.setdefault("reasoning_content", reasoning) != reasoning:
+        where = f"messages[{index}].reasoning_content"
+        raise InvalidRequest(f"{where} differs from reasoning: give one", "messages")
     return {**message, "role": "system" if role == "developer" else role, "content": content}
 
 
-def _is_text_part(part: Mapping[str, Any]) -> bool:
+def _text_of(content: Any, index: int) -> str | None:
+    """A content as one text; None: nothing is said."""
+    if isinstance(content, str | None):
+        return content
+    is_list = isinstance(content, Sequence) and not isinstance(content, bytes)
+    if not (is_list and all(isinstance(part, Mapping) and _is_text(part) for part in content)):
+        wanted = 'a text, or a list of {"type": "text", "text": ...}'
+        raise InvalidRequest(f"messages[{index}].content must be {wanted}", "messages")
+    return "\n".join(part["text"] for part in content)
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
     return part.get("type") == "text" and isinstance(part.get("text"), str) and len(part) == 2
 
 

@@ -91,7 +91,6 @@ def test_a_name_is_a_text_or_a_path(name: Any, tmp_path: Path) -> None:
             call(name)
     with pytest.raises(ModelError, match="no such file or folder"):
         resolve_model(tmp_path / "none")
-    assert resolve_draft(None, ModelFolder(tmp_path, "x", "hub")) is None
 
 
 def test_local_folder(tmp_path):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from emberline.encoding import chat_ids, encode, encode_pairs, encode_prediction
+from emberline.encoding import FIELDS, ROLES, chat_ids, encode, encode_pairs, encode_prediction
 from emberline.llm import LLM
+from emberline.server.chat_body import Message as ServerMessage
 from emberline.types import FinishReason, InvalidRequest, SamplingParams
 
 from support.engines import make_engine
@@ -180,6 +182,11 @@ def test_a_template_that_refuses_is_no_traceback():
         ({"role": "user", "content": "x", "foo": 1}, r"messages\[1\].foo"),
         ({"role": "user", "content": [{"type": "image_url"}]}, r"messages\[1\].content"),
         ({"role": "assistant", "tool_calls": ["f"]}, r"messages\[1\].tool_calls must be"),
+        ({"role": "assistant", "content": "x", "reasoning": "y"}, "shows no reasoning"),
+        (
+            {"role": "assistant", "content": "x", "reasoning": "y", "reasoning_content": "z"},
+            "differs from reasoning",
+        ),
         ({"role": "assistant", "tool_calls": 5}, r"messages\[1\].tool_calls must be"),
         ({"role": "assistant", "tool_calls": {"id": "a"}}, r"messages\[1\].tool_calls must be"),
         ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "no tool calls of earlier turns"),
@@ -207,6 +214,19 @@ def test_messages_mean_what_they_mean_to_the_server():
     ]
     plain = [{**asked[0], "role": "system", "content": "a\nb"}, *asked[1:]]
     assert chat_ids(tokenizer, asked) == chat_ids(tokenizer, plain)
+    written_out = [{**one, "name": None, "refusal": None} for one in plain]
+    assert chat_ids(tokenizer, written_out) == chat_ids(tokenizer, plain)
+    assert set(ROLES) == set(get_args(ServerMessage.model_fields["role"].annotation))
+    assert set(FIELDS) == ServerMessage.model_fields.keys() - {"refusal"}  # always null there
+
+
+def test_a_text_too_long_to_score_is_not_said_to_lack_an_answer():
+    llm = over(PrefixTarget())
+    limit = llm.engine.max_request_tokens
+    with pytest.raises(
+        InvalidRequest, match=rf"has {limit + 1} tokens; the .* is {limit}: shorten"
+    ):
+        llm.score([[3] * (limit + 1)])
 
 
 @pytest.mark.parametrize("pair", ["ab", b"ab", ("a",), ("a", "b", "c"), None, 5])

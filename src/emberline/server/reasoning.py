@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 
+from emberline.encoding import THOUGHT_END
 from emberline.server.parts import Part, Piece, Skip, held_back
 from emberline.types import Grammar, SamplingParams
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN, CLOSE = "<think>", THOUGHT_END
 
 
 class Thinking(StrEnum):
