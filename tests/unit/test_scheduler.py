@@ -12,10 +12,11 @@ from emberline.cache.radix import NO_PAGE, RadixCache
 from emberline.config import SchedulerConfig
 from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import RequestState
-from emberline.engine.scheduler import MOST_GATHERING, PROMPT_SCORE_TOKENS, Scheduler
+from emberline.engine.scheduler import MOST_GATHERING, Scheduler
 from emberline.types import QueueFull, Request, SamplingParams, TokenLogprobs
 
 SIZE = 4
+MOST_SCORED = 128
 Plan = dict[str, ScheduledRequest]
 
 
@@ -35,7 +36,7 @@ class Rig:
         self.pool = PagePool(num_pages + 1, SIZE)
         self.cache = RadixCache(self.pool, lookahead=lookahead, window=window, enabled=cache)
         self.config = SchedulerConfig(**{"max_num_reqs": 8, **config}).on("cpu")
-        self.scheduler = Scheduler(self.config, self.cache, drafts)
+        self.scheduler = Scheduler(self.config, self.cache, drafts, MOST_SCORED)
         self.states: dict[str, RequestState] = {}
 
     def add(
@@ -620,9 +621,9 @@ def test_a_step_scores_few_tokens_and_whoever_else_waits_goes_on():
     rig.add("plain", 6)
     plan = rig.step()
     # "b" has no logits to itself yet; that is no reason for the next one to wait.
-    assert rig.known(plan) == {"a": PROMPT_SCORE_TOKENS, "plain": 6}
+    assert rig.known(plan) == {"a": MOST_SCORED, "plain": 6}
     plan = rig.step()
-    assert rig.known(plan) == {"plain": 1, "a": 72, "b": PROMPT_SCORE_TOKENS - 72}
+    assert rig.known(plan) == {"plain": 1, "a": 72, "b": MOST_SCORED - 72}
 
 
 def test_only_tokens_with_logits_are_charged_to_the_scores():
@@ -633,7 +634,7 @@ def test_only_tokens_with_logits_are_charged_to_the_scores():
     rig = Rig(256)
     rig.add("a", 400, prompt_logprobs=0, prompt_logprobs_start=201)
     entry = rig.step()["a"]
-    assert (entry.num_known, entry.num_scored) == (200 + PROMPT_SCORE_TOKENS, PROMPT_SCORE_TOKENS)
+    assert (entry.num_known, entry.num_scored) == (200 + MOST_SCORED, MOST_SCORED)
     entry = rig.step()["a"]
     assert (entry.num_known, entry.num_scored, entry.samples) == (72, 72, True)
 

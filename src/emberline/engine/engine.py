@@ -32,7 +32,7 @@ from emberline.engine.request_state import (
     append_whole,
 )
 from emberline.engine.scheduler import Scheduler
-from emberline.engine.scoring import Records
+from emberline.engine.scoring import Records, most_scored
 from emberline.engine.step import StepParts
 from emberline.engine.tally import Tally
 from emberline.engine.trace import Observer
@@ -83,7 +83,12 @@ class Engine:
         cache = make_cache(parts, pool, config.cache.prefix_cache)
         self._cache_len = cache.longest(config.scheduler.prefill_chunk)
         self.max_request_tokens = min(self.max_model_len, self._cache_len)  # prompt and answer
-        self._scheduler = Scheduler(config.scheduler, cache, self.max_draft_tokens)
+        self._scheduler = Scheduler(
+            config.scheduler,
+            cache,
+            self.max_draft_tokens,
+            most_scored(self.vocab_size, parts.history.device),
+        )
         self._states: dict[str, RequestState] = {}
         self._readers = Readers(clock)
         self._tally = Tally()

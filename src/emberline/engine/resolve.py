@@ -14,6 +14,7 @@ from emberline.batch import KVSpec
 from emberline.config import BY_DEVICE, CPU_KV_TOKENS, EngineConfig
 from emberline.drafters.checkpoint import read_draft_config
 from emberline.drafters.standalone import StandaloneConfig
+from emberline.engine.scoring import SCORED_BYTES
 from emberline.models.decoder_config import DecoderConfig
 from emberline.models.device import resolve_device, resolve_dtype
 from emberline.models.load import resolve_backend
@@ -61,7 +62,7 @@ def size_cache(config: EngineConfig, model: Path, draft: Path | None) -> EngineC
         weights += num_weights(draft)
     limits = config.scheduler
     rows = limits.max_num_reqs + limits.max_verify_tokens
-    work = WORK_BYTES + 4 * NUMBERS_A_LOGIT * rows * decoder.vocab_size
+    work = WORK_BYTES + NUMBERS_A_LOGIT * (4 * rows * decoder.vocab_size + SCORED_BYTES)
     work += NUMBERS_A_ROW * limits.max_num_tokens * decoder.hidden_size * dtype.itemsize
     with torch.cuda.device(config.device):
         free, _ = torch.cuda.mem_get_info()

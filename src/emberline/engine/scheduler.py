@@ -19,9 +19,6 @@ from emberline.engine.request_state import RequestState
 from emberline.engine.underway import PrefixesUnderway
 from emberline.types import QueueFull
 
-PROMPT_SCORE_TOKENS = 128
-"""Most prompt tokens scored in one step, of all requests: bounds the [tokens, V] logits."""
-
 AMPLE = 4
 """Times as many pages are taken ahead while half of all are free."""
 MOST_REPEATS = 64
@@ -49,10 +46,24 @@ class _Budget:
 
 
 class Scheduler:
-    """Owns the queue and the running set; what pages they have is `HeldPages`' to change."""
+    """Owns the queue and the running set; what pages they have is `HeldPages`' to change.
 
-    def __init__(self, config: SchedulerConfig, cache: RadixCache, max_draft_tokens: int) -> None:
+    Args:
+        config: limits of a step and of the queue.
+        cache: of the pages.
+        max_draft_tokens: of a request and step.
+        most_scored: prompt tokens scored in one step, of all requests.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: RadixCache,
+        max_draft_tokens: int,
+        most_scored: int,
+    ) -> None:
         self.config = config
+        self.most_scored = most_scored
         self.cache = cache
         self.max_draft_tokens = max_draft_tokens
         self.waiting: list[RequestState] = []  # by rank
@@ -113,7 +124,7 @@ class Scheduler:
         if len(steady) < len(self._standing):
             # Whoever will need pages soon gets them now too: planning costs everybody time.
             steady = self._steady(self.lookahead * (AMPLE if self.held.are_ample(0) else 1) // 2)
-        budget = _Budget(self.config.max_num_tokens - len(steady), PROMPT_SCORE_TOKENS)
+        budget = _Budget(self.config.max_num_tokens - len(steady), self.most_scored)
         going_on = {entry.state.slot for entry in steady}
         others = [state for state in self.running if state.slot not in going_on]
         num_preemptions = self.num_preemptions

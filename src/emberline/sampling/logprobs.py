@@ -5,8 +5,8 @@ which id. Must not know what a row is for, nor what a request asked.
 
 A row's numbers are a function of that row alone, bit for bit: torch's log-softmax over the last
 dimension reduces each row by itself, in an order that depends on V only, whatever the number of
-rows or threads (a plain sum does not: it splits a lone row over threads). At most `_CHUNK_ROWS`
-rows of log-probabilities exist at a time, so the memory is bounded whatever N.
+rows or threads (a plain sum does not: it splits a lone row over threads). Only so
+many rows of log-probabilities exist at a time, so the memory is bounded whatever N.
 
 Who is more likely is read off the logits: two that differ may round to one log-probability, and the
 first alternative must be the id that an argmax draws.
@@ -22,7 +22,7 @@ from torch import Tensor
 from emberline.batch import TokenScores
 from emberline.layout import Scored
 
-_CHUNK_ROWS = 16
+_CPU_ROWS, _GPU_ROWS = 16, 256  # scored together
 _SPARE_CANDIDATES = 16
 _BLOCK = 128  # columns; of most of them only the largest is looked at
 _SPARE_BLOCKS = 8
@@ -47,8 +47,9 @@ def score_tokens(logits: Scored, index: Tensor, token_ids: Tensor, num_top: int)
     ranks = torch.empty_like(token_ids)
     top_ids = token_ids.new_empty((num_tokens, num_top))
     top_logprobs = logprobs.new_empty((num_tokens, num_top))
-    for lo in range(0, num_tokens, _CHUNK_ROWS):
-        part = slice(lo, lo + _CHUNK_ROWS)
+    together = _rows_together(logits)
+    for lo in range(0, num_tokens, together):
+        part = slice(lo, lo + together)
         rows, ids = _rows(logits, index[part]), token_ids[part, None]
         values = torch.log_softmax(rows, dim=-1)
         logprobs[part] = values.gather(-1, ids).squeeze(-1)
@@ -72,14 +73,22 @@ def chosen_logprobs(
     """
     scores: list[tuple[float, ...]] = [()] * len(index)
     wanted = [n for n, ids in enumerate(chosen_ids) if ids]
-    for lo in range(0, len(wanted), _CHUNK_ROWS):
-        part = wanted[lo : lo + _CHUNK_ROWS]
+    together = _rows_together(logits)
+    for lo in range(0, len(wanted), together):
+        part = wanted[lo : lo + together]
         rows = _rows(logits, index[torch.tensor(part, device=index.device)])
-        rows = torch.log_softmax(rows, dim=-1)
-        for n, row in zip(part, rows, strict=True):
-            ids = torch.tensor(list(chosen_ids[n]), device=logits.device)
-            scores[n] = tuple(row[ids].tolist())
+        most = max(len(chosen_ids[n]) for n in part)
+        padded = [[*chosen_ids[n], *[0] * (most - len(chosen_ids[n]))] for n in part]
+        ids = torch.tensor(padded, device=logits.device)
+        values = torch.log_softmax(rows, dim=-1).gather(-1, ids).tolist()
+        for n, row in zip(part, values, strict=True):
+            scores[n] = tuple(row[: len(chosen_ids[n])])
     return scores
+
+
+def _rows_together(logits: Tensor) -> int:
+    """On a CPU as many as its caches hold; a GPU is not filled by those."""
+    return _CPU_ROWS if logits.device.type == "cpu" else _GPU_ROWS
 
 
 def _dtype(logits: Tensor) -> torch.dtype:

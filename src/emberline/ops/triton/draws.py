@@ -42,7 +42,9 @@ CHUNK = 2048  # columns that are summed together
 class ChunkStates:
     """What is left of rows [N, V] once they have been read. C chunks a row."""
 
-    best: Tensor  # [N, C] int64, `candidate` of the most likely id or of the one that noise favours
+    # [N, C] int64, `candidate` of the most likely id or of the one that noise favours, of all the
+    # chunks of a program
+    best: Tensor
     peaks: Tensor  # [N, C] float32, largest logit
     masses: Tensor  # [N, C] float32, sum of exp(logit - peak)
 
@@ -84,9 +86,13 @@ def _read_windows(
             return
     logits += row * stride
     word = hash_key(seed, position, position * 0 + TARGET)
-    lanes = tl.arange(0, CHUNK)
+    first = tl.program_id(1)
     out = item.to(tl.int64) * num_chunks
-    for chunk in range(tl.program_id(1), num_chunks, tl.num_programs(1)):
+    lanes = tl.arange(0, CHUNK)
+    # Each lane keeps its own best, so that warps wait for each other once and not at every chunk.
+    top = tl.full((CHUNK,), float("-inf"), tl.float32)
+    top_column = first * CHUNK + lanes
+    for chunk in range(first, num_chunks, tl.num_programs(1)):
         column = chunk * CHUNK + lanes
         x = tl.load(logits + column, mask=column < size, other=float("-inf")).to(tl.float32)
         if temperature > 0:
@@ -97,9 +103,13 @@ def _read_windows(
             tl.store(masses + out + chunk, tl.sum(tl.exp(x - finite(peak)), 0))
         if noisy:
             x += gumbel(word, column)
-        rank = tl.where(column < size, rank_of(x), NO_RANK)
-        highest = tl.max(rank, 0)
-        found = tl.min(tl.where(rank == highest, column, size), 0)
+        better = (x > top) | ((x != x) & (top == top))  # as ranks are: the first NaN is over all
+        top = tl.where(better, x, top)
+        top_column = tl.where(better, column, top_column)
+    rank = tl.where(top_column < size, rank_of(top), NO_RANK)
+    highest = tl.max(rank, 0)
+    found = tl.min(tl.where(rank == highest, top_column, size), 0)
+    for chunk in range(first, num_chunks, tl.num_programs(1)):
         tl.store(best + out + chunk, candidate(highest, found))
 
 

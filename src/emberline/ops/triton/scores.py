@@ -1,10 +1,10 @@
 """Token scoring on a GPU: what `sampling/logprobs.py` says, without a [N, V] of log-probabilities.
 
-Two kernels. The first reads every asked row once, chunks of it in parallel, and keeps of each chunk
-its largest logit, its mass, how many logits are above the token's, and the largest of each block of
-columns. The second puts a row together: the top ids lie in the blocks of the largest maxima, so it
-looks at those only. Chunks have one size whatever the batch is, and are added in one order: a row's
-numbers depend on that row alone.
+Two kernels. The first reads every asked row once, chunks of it in parallel, and keeps of each block
+of columns its largest logit, its mass, and how many logits are above the token's. The second puts a
+row together: the top ids lie in the blocks of the largest maxima, so it looks at those only. Blocks
+have one size whatever the batch is, and are added in one order: a row's numbers depend on that row
+alone.
 
 A row that nobody asks for is not read. Must not know what a row is for.
 """
@@ -21,8 +21,8 @@ from emberline.layout import Scored
 from emberline.ops.triton.gpu import await_inputs, early_start
 from emberline.ops.triton.noise import NO_RANK, finite, rank_of, ranked_value, tempered
 
-CHUNK = 2048  # columns that are summed together
-BLOCK = 128  # columns of which the largest is kept
+CHUNK = 2048  # columns that are read together
+BLOCK = 128  # columns that are summed together
 BLOCKS = CHUNK // BLOCK
 MOST_TOP = 20
 PROGRAMS = 2048  # at which a GPU is full: a row is spread over fewer the more rows there are
@@ -41,11 +41,14 @@ def _is_asked(token_id, asks, owners, n):
 
 @triton.jit
 def _read_row(
-    logits, rows, token_ids, asks, owners, temperatures, peaks, masses, aboves, block_ranks,
+    logits, rows, token_ids, asks, owners, temperatures, masses, aboves, block_ranks,
     stride, size, num_chunks,
     TEMPERED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (n, i) takes chunks i, i + I, .. of token n's row."""
+    """Program (n, i) takes chunks i, i + I, .. of token n's row.
+
+    What it sums lies within a block, so that no warp waits for another.
+    """
     await_inputs(EARLY)
     n = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + n)
@@ -65,12 +68,18 @@ def _read_row(
         x = tempered(x, temperature)
         rank = tl.where(column < size, rank_of(x), NO_RANK)
         best = tl.max(tl.reshape(rank, (BLOCKS, BLOCK)), 1)
-        block = chunk * BLOCKS + tl.arange(0, BLOCKS)
-        tl.store(block_ranks + n * num_chunks * BLOCKS + block, best)
-        tl.store(aboves + n * num_chunks + chunk, tl.sum((x > chosen).to(tl.int32), 0))
-        peak = tl.max(x, 0)
-        tl.store(peaks + n * num_chunks + chunk, peak)
-        tl.store(masses + n * num_chunks + chunk, tl.sum(tl.exp(x - finite(peak)), 0))
+        x = tl.reshape(x, (BLOCKS, BLOCK))
+        peak = finite(_peak_of(best))
+        place = (n * num_chunks + chunk) * BLOCKS + tl.arange(0, BLOCKS)
+        tl.store(block_ranks + place, best)
+        tl.store(masses + place, tl.sum(tl.exp(x - peak[:, None]), 1))
+        tl.store(aboves + place, tl.sum((x > chosen).to(tl.int32), 1))
+
+
+@triton.jit
+def _peak_of(rank):
+    """The largest logit of a block, -inf of one past the end."""
+    return tl.where(rank == NO_RANK, float("-inf"), ranked_value(rank))
 
 
 @triton.jit
@@ -93,7 +102,7 @@ def _top_blocks(ranks, num_top, TOP: tl.constexpr, ALL: tl.constexpr, BLOCK: tl.
 
 @triton.jit(do_not_specialize_on_alignment=["logprobs", "ranks", "top_ids", "top_logprobs"])
 def _put_together(
-    logits, rows, token_ids, asks, owners, temperatures, peaks, masses, aboves, block_ranks,
+    logits, rows, token_ids, asks, owners, temperatures, masses, aboves, block_ranks,
     logprobs, ranks, top_ids, top_logprobs,
     stride, size, num_chunks, num_top,
     TEMPERED: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, PER_CHUNK: tl.constexpr,
@@ -111,17 +120,13 @@ def _put_together(
     temperature = tl.full((), 0.0, tl.float32)
     if TEMPERED:
         temperature = tl.load(temperatures + n)
-    chunk = tl.arange(0, CHUNKS)
-    there = chunk < num_chunks
-    chunk_peak = tl.load(peaks + n * num_chunks + chunk, mask=there, other=float("-inf"))
-    mass = tl.load(masses + n * num_chunks + chunk, mask=there, other=0.0)
-    above = tl.load(aboves + n * num_chunks + chunk, mask=there, other=0)
     ALL: tl.constexpr = CHUNKS * PER_CHUNK
     block = tl.arange(0, ALL)
     num_blocks = num_chunks * PER_CHUNK
-    block_rank = tl.load(
-        block_ranks + n * num_blocks + block, mask=block < num_blocks, other=NO_RANK
-    )
+    there = block < num_blocks
+    block_rank = tl.load(block_ranks + n * num_blocks + block, mask=there, other=NO_RANK)
+    mass = tl.load(masses + n * num_blocks + block, mask=there, other=0.0)
+    above = tl.load(aboves + n * num_blocks + block, mask=there, other=0)
     if not _is_asked(token_id, asks, owners, n):
         # Never a plausible number where nothing was computed.
         tl.store(logprobs + n, float("nan"))
@@ -131,8 +136,9 @@ def _put_together(
         return
     logits += row * stride
     chosen = tempered(tl.load(logits + token_id).to(tl.float32), temperature)
-    peak = tl.max(chunk_peak, 0)
-    log_total = tl.log(tl.sum(mass * tl.exp(chunk_peak - finite(peak)), 0))
+    block_peak = _peak_of(block_rank)
+    peak = tl.max(block_peak, 0)
+    log_total = tl.log(tl.sum(mass * tl.exp(block_peak - finite(peak)), 0))
     if num_top > 0:
         starts = tl.multiple_of(_top_blocks(block_rank, num_top, TOP, ALL, BLOCK), BLOCK)
         column = starts[:, None] + tl.arange(0, BLOCK)[None, :]
@@ -188,14 +194,13 @@ def score_tokens(
         raise ValueError(f"num_top must be in [0, {min(MOST_TOP, size)}], got {num_top}")
     check_rows(logits)
     device, num_chunks = logits.device, triton.cdiv(size, CHUNK)
-    peaks, masses = (torch.empty(num_tokens, num_chunks, device=device) for _ in range(2))
-    aboves = torch.empty(num_tokens, num_chunks, dtype=torch.int32, device=device)
-    block_ranks = torch.empty(num_tokens, num_chunks * BLOCKS, dtype=torch.int32, device=device)
+    masses = torch.empty(num_tokens, num_chunks * BLOCKS, device=device)
+    aboves, block_ranks = (torch.empty_like(masses, dtype=torch.int32) for _ in range(2))
     if into is None:
         into = _room(token_ids, num_top)
     written = (into.logprobs, into.ranks, into.top_ids, into.top_logprobs)
     read = (logits, index, token_ids, asks, owners, temperatures)
-    states, early = (peaks, masses, aboves, block_ranks), early_start(device)
+    states, early = (masses, aboves, block_ranks), early_start(device)
     if num_tokens:
         _read_row[(num_tokens, programs_a_row(num_tokens, num_chunks))](
             *read, *states, logits.stride(0), size, num_chunks,
@@ -208,6 +213,11 @@ def score_tokens(
             num_warps=1, **early,
         )  # fmt: skip
     return into
+
+
+def takes(logits: Tensor, num_top: int) -> bool:
+    """Whether `score_tokens` takes these logits and so many alternatives."""
+    return num_top <= min(MOST_TOP, logits.shape[-1]) and _are_readable(logits)
 
 
 def _room(token_ids: Tensor, num_top: int) -> TokenScores:
@@ -224,11 +234,15 @@ def _room(token_ids: Tensor, num_top: int) -> TokenScores:
 
 def check_rows(logits: Tensor) -> None:
     """Raise `ValueError` unless the kernels can read these logits."""
-    if logits.dtype == torch.float64 or logits.stride(-1) != 1:
+    if not _are_readable(logits):
         raise ValueError(
             "need logits in float32, bfloat16 or float16 with contiguous columns, got "
             f"{logits.dtype} with strides {tuple(logits.stride())}: the plain op takes any"
         )
+
+
+def _are_readable(logits: Tensor) -> bool:
+    return logits.dtype != torch.float64 and logits.stride(-1) == 1
 
 
 def programs_a_row(num_rows: int, num_chunks: int) -> int:
