@@ -24,6 +24,7 @@ from emberline.engine.detokenizer import TokenText
 from emberline.engine.engine import Engine
 from emberline.engine.garbage import CollectorAside
 from emberline.engine.grammar import GrammarCompiler
+from emberline.engine.logprob_run import join_logprobs
 from emberline.engine.resolve import resolve_config
 from emberline.hub import (
     ModelError,
@@ -111,7 +112,7 @@ class Completion:
 
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None  # one a token, if asked
+    logprobs: Sequence[TokenLogprobs] | None  # one a token, if asked
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
     finish_reason: FinishReason
     stop_reason: int | str | None
@@ -338,12 +339,11 @@ def join_outputs(outputs: Sequence[RequestOutput]) -> Completion:
     """The whole answer from its deltas, the last of which ends it."""
     last = outputs[-1]
     assert last.finish_reason is not None
-    with_logprobs = last.logprobs is not None
     prompt_scores = [o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None]
     return Completion(
         text="".join(o.text for o in outputs),
         token_ids=tuple(i for o in outputs for i in o.token_ids),
-        logprobs=tuple(r for o in outputs for r in o.logprobs or ()) if with_logprobs else None,
+        logprobs=join_logprobs(outputs),
         prompt_logprobs=prompt_scores[0] if prompt_scores else None,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,

@@ -380,7 +380,7 @@ class RequestOutput:
 
     request_id: str
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
     text: str = ""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once, with the first tokens
     finish_reason: FinishReason | None = None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from emberline.engine.scoring import SCORED_BYTES, SCORED_ON_CPU, most_scored
 from emberline.types import Request, SamplingParams
 
 from support.engines import ask, make_engine, run
@@ -69,3 +71,11 @@ def test_what_all_of_the_vocabulary_costs_others_nothing(monkeypatch):
     assert {depth for depth, _ in depths} == {3, VOCAB}
     assert sum(count for depth, count in depths if depth == VOCAB) == 16
     assert sum(count for depth, count in depths if depth == 3) == 64
+
+
+@pytest.mark.parametrize("vocab_size", [512, 49_152, 151_936, 2**31])
+def test_a_gpu_scores_as_many_prompt_tokens_a_step_as_their_logits_leave_room_for(vocab_size):
+    many = most_scored(vocab_size, torch.device("cuda", 1))
+    assert many >= SCORED_ON_CPU
+    assert many == SCORED_ON_CPU or many * vocab_size * 4 <= SCORED_BYTES
+    assert most_scored(vocab_size, torch.device("cpu")) == SCORED_ON_CPU

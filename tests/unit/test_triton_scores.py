@@ -7,8 +7,9 @@ from dataclasses import fields
 import pytest
 import torch
 
+from emberline.engine import scoring
 from emberline.layout import Scored
-from emberline.ops.triton.scores import score_tokens
+from emberline.ops.triton.scores import score_tokens, takes
 from emberline.sampling import logprobs as plain
 
 from support.triton_kernels import DEVICE
@@ -131,3 +132,28 @@ def test_what_the_kernels_cannot_do_is_refused() -> None:
         score_tokens(logits, one, one, asks, 21)
     with pytest.raises(ValueError, match=r"float32, bfloat16 or float16.*float64"):
         score_tokens(Scored(logits.double()), one, one, asks, 1)
+
+
+@pytest.mark.parametrize("num_top", [0, 5, 20, 21, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_records_of_a_plain_step_are_the_plain_ones(dtype: torch.dtype, num_top: int) -> None:
+    """On a GPU the kernels make them wherever they can."""
+    logits = random_logits(9, 3000, dtype)
+    index = torch.tensor([8, 0, 4, 4], device=DEVICE)
+    ids = torch.tensor([5, 2999, 0, 17], device=DEVICE)
+    ours = scoring._score_tokens(logits, index, ids, num_top)
+    wanted = plain.score_tokens(logits, index, ids, num_top)
+    assert torch.equal(ours.ranks, wanted.ranks)
+    assert torch.equal(ours.top_ids, wanted.top_ids)
+    torch.testing.assert_close(ours.logprobs, wanted.logprobs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.top_logprobs, wanted.top_logprobs, rtol=0, atol=1e-5)
+
+
+def test_what_the_kernels_take() -> None:
+    logits = torch.zeros(2, 64)
+    assert takes(logits, 20)
+    assert takes(logits.bfloat16(), 0)
+    assert not takes(logits, 21)
+    assert not takes(logits[:, :8], 9)
+    assert not takes(logits.double(), 5)
+    assert not takes(logits[:, ::2], 5)

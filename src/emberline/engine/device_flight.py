@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,10 @@ from emberline.batch import StepShape
 from emberline.engine.device_result import ResultParts, places_of
 from emberline.engine.device_step import Bucket
 from emberline.engine.host_pace import HostPace
+from emberline.engine.logprob_run import LogprobRun
 from emberline.engine.outcome import BROKEN_ERROR, Outcome, spread
 from emberline.engine.plan import ScheduledRequest
-from emberline.engine.scoring import Records, make_records
-from emberline.types import TokenLogprobs
+from emberline.engine.scoring import Records
 from emberline.verify.planner import DevicePlanner
 
 Numbers = NDArray[Any]
@@ -170,32 +169,18 @@ class DeviceFlight:
         )
 
     def _records(self, group: Group, result: ResultParts[Numbers]) -> Records:
+        scores = result.scores
+        assert scores is not None
         widths = [self.plan[place].state.request.params.logprobs for place in group.places]
+        columns = (result.token_ids, scores.logprobs, scores.ranks)
+        runs = {
+            width: LogprobRun.of(
+                *columns, scores.top_ids[:, :width], scores.top_logprobs[:, :width]
+            )
+            for width in {width for width in widths if width is not None}
+        }
         bounds = result.emitted_start_loc.tolist()
-        if None not in widths and widths.count(widths[0]) == len(widths):  # all at once
-            run = _scored(result, 0, bounds[len(widths)], widths[0] or 0)
-            return [run[begin:end] for begin, end in pairwise(bounds[: len(widths) + 1])]
         return [
-            None if width is None else _scored(result, begin, end, width)
+            None if width is None else runs[width][begin:end]
             for width, begin, end in zip(widths, bounds, bounds[1:], strict=False)
         ]
-
-
-def _scored(
-    result: ResultParts[Numbers], begin: int, end: int, width: int
-) -> tuple[TokenLogprobs, ...]:
-    """Records of emitted tokens `begin` .. `end`, with so many alternatives."""
-    scores = result.scores
-    assert scores is not None
-    return make_records(
-        result.token_ids[begin:end].tolist(),
-        scores.logprobs[begin:end].tolist(),
-        scores.ranks[begin:end].tolist(),
-        _rows(scores.top_ids[begin:end, :width]),
-        _rows(scores.top_logprobs[begin:end, :width]),
-    )
-
-
-def _rows(numbers: Numbers) -> Iterable[tuple[Any, ...]]:
-    """Those of a table as tuples; of an empty one without end."""
-    return zip(*numbers.T.tolist(), strict=True) if numbers.shape[1] else repeat(())

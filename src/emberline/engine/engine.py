@@ -365,7 +365,7 @@ class Engine:
                 steps.append(counts)
             self._tally.generation_tokens += len(run)
             if records is not None:
-                state.held_records += records[: len(run)]
+                state.held_records.append(records[: len(run)])
             if ending is not None:
                 outputs.append(self._finish(state, ending))
             elif run and (is_first or tells) and state.request.stream:

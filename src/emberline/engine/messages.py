@@ -13,7 +13,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
+from emberline.engine.logprob_run import LogprobRun, Run, join_logprobs
 from emberline.engine.running_engine import EngineStopped, ShuttingDown
 from emberline.types import (
     EngineSnapshot,
@@ -120,6 +122,24 @@ class Settled(msgspec.Struct, tag="settled", array_like=True):
     snapshot: EngineSnapshot | None = None  # where it changed the engine
 
 
+class Tables(msgspec.Struct, gc=False):
+    """A `LogprobRun`: its bytes, which nobody has to go through."""
+
+    width: int
+    ints: bytes
+    floats: bytes
+
+    @classmethod
+    def of(cls, run: LogprobRun) -> Tables:
+        """As it travels."""
+        return cls(run.width, run.ints.tobytes(), run.floats.tobytes())
+
+    def read(self) -> LogprobRun:
+        """What it was made from."""
+        ints, floats = np.frombuffer(self.ints, np.int64), np.frombuffer(self.floats, np.float32)
+        return LogprobRun(ints.reshape(-1, 2 + self.width), floats.reshape(-1, 1 + self.width))
+
+
 class Delta(msgspec.Struct, array_like=True, gc=False):
     """What a step added to the request of a number: an output without what is known already.
 
@@ -136,11 +156,16 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     num_prompt: int = 0
     num_cached: int = 0
     queue_seconds: float = 0.0
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    records: tuple[TokenLogprobs, ...] | Tables | None = None  # of the tokens, where asked for
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+
+    @property
+    def logprobs(self) -> Run | None:
+        """The records."""
+        return self.records.read() if isinstance(self.records, Tables) else self.records
 
 
 class Step(msgspec.Struct, tag="step", array_like=True, gc=False):
@@ -202,6 +227,13 @@ def problem_of(refusal: Refusal | None) -> Exception | None:
             return EngineStopped(refusal.message)
 
 
+def _as_written(run: Run | None) -> tuple[TokenLogprobs, ...] | Tables | None:
+    """Records as a delta has them."""
+    if isinstance(run, LogprobRun):
+        return Tables.of(run)
+    return None if run is None else tuple(run)
+
+
 class DeltaWriter:
     """Turns the outputs of one request into deltas. Its statistics only ever grow."""
 
@@ -223,7 +255,7 @@ class DeltaWriter:
             output.num_prompt_tokens,
             output.num_cached_tokens,
             output.queue_seconds,
-            output.logprobs,
+            _as_written(output.logprobs),
             output.prompt_logprobs,
             output.finish_reason,
             output.stop_reason,
@@ -285,15 +317,12 @@ def merge_deltas(deltas: Sequence[Delta]) -> Delta:
     last = deltas[-1]
     if len(deltas) == 1:
         return last
-    logprobs = None
-    if last.logprobs is not None:
-        logprobs = tuple(record for delta in deltas for record in delta.logprobs or ())
     prompts = (d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None)
     return msgspec.structs.replace(
         last,
         token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
         text="".join([delta.text for delta in deltas]),
         kinds=[kind for delta in deltas for kind in delta.kinds],
-        logprobs=logprobs,
+        records=_as_written(join_logprobs(deltas)),
         prompt_logprobs=next(prompts, None),
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
+from emberline.engine.logprob_run import join_logprobs, num_entries
 from emberline.types import FinishReason, Request, RequestOutput, TokenLogprobs
 
 MERGED_RECORDS = 2048
@@ -33,7 +34,7 @@ class Part(Protocol):
         ...
 
     @property
-    def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+    def logprobs(self) -> Sequence[TokenLogprobs] | None:
         """Their records, where asked for."""
         ...
 
@@ -166,10 +167,8 @@ def num_records(part: Part) -> int:
     """Entries that an output takes when it is written: one a token, and one an alternative."""
     if part.logprobs is None and part.prompt_logprobs is None:
         return len(part.token_ids)
-    records = (*(part.prompt_logprobs or ()), *(part.logprobs or ()))
-    twins = (record.processed for record in records if record is not None)
-    alternatives = sum(1 + len(r.top_ids) for r in (*records, *twins) if r is not None)
-    return len(part.token_ids) + alternatives
+    prompt = [record for record in part.prompt_logprobs or () if record is not None]
+    return len(part.token_ids) + num_entries(part.logprobs or ()) + num_entries(prompt)
 
 
 def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
@@ -177,14 +176,11 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
     last = outputs[-1]
     if len(outputs) == 1:
         return last
-    logprobs = None
-    if last.logprobs is not None:
-        logprobs = tuple(record for output in outputs for record in output.logprobs or ())
     prompts = (o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None)
     return replace(
         last,
         token_ids=tuple(token_id for output in outputs for token_id in output.token_ids),
-        logprobs=logprobs,
+        logprobs=join_logprobs(outputs),
         text="".join(output.text for output in outputs),
         prompt_logprobs=next(prompts, None),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from emberline.engine.logprob_run import join_runs
 from emberline.engine.request_state import RequestState
 from emberline.types import RequestOutput, SpeculationStats
 
@@ -19,7 +20,7 @@ def delta(state: RequestState, clock: Callable[[], float], *, final: bool = Fals
         state.prompt_reported = True
     records = None
     if state.request.params.logprobs is not None:
-        records, state.held_records = tuple(state.held_records), []
+        records, state.held_records = join_runs(state.held_records), []
     token_ids = state.token_ids
     new_ids = tuple(token_ids[state.num_reported :])
     state.num_reported = len(token_ids)

@@ -320,9 +320,9 @@ def _last_delta(
     number: int, request: Request, reason: FinishReason, message: str
 ) -> messages.Delta:
     """What ends a request that the engine can say nothing more of."""
-    logprobs = () if request.params.logprobs is not None else None
+    records = () if request.params.logprobs is not None else None
     return messages.Delta(
-        number, (), "", 0, [], logprobs=logprobs, finish_reason=reason, error=message
+        number, (), "", 0, [], records=records, finish_reason=reason, error=message
     )
 
 

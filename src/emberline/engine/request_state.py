@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberline.engine.grammar import Matcher
+from emberline.engine.logprob_run import Run
 from emberline.engine.prediction import WINDOW, Prediction
 from emberline.types import (
     GRAMMAR_ERROR,
@@ -86,7 +87,7 @@ class RequestState:
     prompt_scores: list[TokenLogprobs | None] | None = None
     prompt_reported: bool = False  # prompt_scores were handed out
     num_reported: int = field(init=False)  # tokens of the sequence that were, the prompt's included
-    held_records: list[TokenLogprobs] = field(default_factory=list)  # of those that were not
+    held_records: list[Run] = field(default_factory=list)  # of those that were not
     num_written: int = 0  # tokens in the token table's row
     held_steps: list[int] = field(default_factory=list)  # verify steps that `steps` lacks, as codes
     _steps: dict[StepCounts, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from emberline.batch import KVSpec
 from emberline.config import BY_DEVICE, CPU_KV_TOKENS, EngineConfig
 from emberline.drafters.checkpoint import read_draft_config
 from emberline.drafters.standalone import StandaloneConfig
-from emberline.engine.scoring import SCORED_BYTES
+from emberline.engine.scoring import most_scored
 from emberline.models.decoder_config import DecoderConfig
 from emberline.models.device import resolve_device, resolve_dtype
 from emberline.models.load import resolve_backend
@@ -24,6 +24,8 @@ WORK_BYTES = 2**30
 """Of the libraries, the graphs and the steps' small tensors, roughly."""
 NUMBERS_A_LOGIT = 3
 """What a step holds of each logit at a time, in float32: the target's, the draft's q, a copy."""
+NUMBERS_A_SCORED_LOGIT = 2
+"""The same of a scored prompt's: the target's, in its own dtype and in float32."""
 NUMBERS_A_ROW = 16
 """What a step holds of each token beside its logits, in hidden widths: a wide layer's."""
 
@@ -61,8 +63,10 @@ def size_cache(config: EngineConfig, model: Path, draft: Path | None) -> EngineC
         specs.append(_draft_spec(draft, config, decoder.kv_spec.num_layers))
         weights += num_weights(draft)
     limits = config.scheduler
-    rows = limits.max_num_reqs + limits.max_verify_tokens
-    work = WORK_BYTES + NUMBERS_A_LOGIT * (4 * rows * decoder.vocab_size + SCORED_BYTES)
+    drawn = limits.max_num_reqs + limits.max_verify_tokens
+    scored = most_scored(decoder.vocab_size, torch.device(config.device))
+    rows = NUMBERS_A_LOGIT * drawn + NUMBERS_A_SCORED_LOGIT * min(scored, limits.max_num_tokens)
+    work = WORK_BYTES + 4 * rows * decoder.vocab_size
     work += NUMBERS_A_ROW * limits.max_num_tokens * decoder.hidden_size * dtype.itemsize
     with torch.cuda.device(config.device):
         free, _ = torch.cuda.mem_get_info()

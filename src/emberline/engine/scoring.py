@@ -6,27 +6,27 @@ scored by entry i of its window; a prompt token by the entry of the token before
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import islice, repeat
 
 import torch
 from torch import Tensor
 
 from emberline.batch import TokenScores
+from emberline.engine.logprob_run import Run, make_records
 from emberline.engine.plan import ScheduledRequest
 from emberline.engine.step import StepResult
 from emberline.layout import Scored
 from emberline.sampling.logprobs import chosen_logprobs, score_tokens
 from emberline.types import ALL_LOGPROBS, Origin, TokenAnnotation, TokenLogprobs
 
-Records = list[tuple[TokenLogprobs, ...] | None]
+Records = list[Run | None]
 MODES = ("raw", "processed", "both")
 _NARROW = 32
 """Alternatives up to which rows are searched together."""
 
 SCORED_ON_CPU = 128
-SCORED_BYTES = 2**29
+SCORED_BYTES = 2**30
 
 
 def most_scored(vocab_size: int, device: torch.device) -> int:
@@ -233,23 +233,3 @@ def _score_tokens(logits: Scored, index: Tensor, token_ids: Tensor, num_top: int
             asks = torch.ones_like(index, dtype=torch.bool)
             return scores.score_tokens(logits, index, token_ids, asks, num_top)
     return score_tokens(logits, index, token_ids, num_top)
-
-
-def make_records(
-    token_ids: Iterable[int],
-    logprobs: Iterable[float],
-    ranks: Iterable[int],
-    top_ids: Iterable[tuple[int, ...]],
-    top_logprobs: Iterable[tuple[float, ...]],
-    chosen: Iterable[tuple[float, ...]] = repeat(()),
-) -> tuple[TokenLogprobs, ...]:
-    """Records of columns; the last three may go on without end."""
-    rest = repeat(None)
-    columns = zip(
-        token_ids, logprobs, ranks, top_ids, top_logprobs, chosen, rest, rest, strict=False
-    )
-    return tuple(map(_make_record, columns))
-
-
-_make_record = partial(tuple.__new__, TokenLogprobs)
-"""Of all its fields: in a third of the time that calling the class takes."""

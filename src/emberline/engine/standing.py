@@ -116,9 +116,9 @@ class StandingBatch:
             state.token_ids += run
             state.held_steps += kinds
         for outcome in landed:
-            for state, record in zip(self.states, outcome.records or (), strict=False):
-                if record is not None:
-                    state.held_records += record
+            for state, records in zip(self.states, outcome.records or (), strict=False):
+                if records is not None:
+                    state.held_records.append(records)
         seen = Counter(codes.ravel().tolist())
         self._count({step_counts(code): times for code, times in seen.items()})
 

@@ -94,12 +94,13 @@ class NativeAnswer:
         if self._of.asked.logprobs:
             if not self._prompt_said:
                 self._add_prompt(output)
-            self._add("output", output.logprobs or ())
+            records = tuple(output.logprobs or ())
+            self._add("output", records)
             if self._of.params.logprobs_mode == "both":
-                twins = [r.processed for r in output.logprobs or () if r.processed is not None]
+                twins = [r.processed for r in records if r.processed is not None]
                 self._add("processed_output", twins)
             if self._of.params.annotations:
-                notes = [r.annotation for r in output.logprobs or () if r.annotation is not None]
+                notes = [r.annotation for r in records if r.annotation is not None]
                 self._arrays["output_annotations"].add(
                     annotation_json(self._name, note) for note in notes
                 )

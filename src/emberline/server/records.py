@@ -98,6 +98,7 @@ class RecordFormat:
         offsets: Sequence[int],
     ) -> Json:
         """The four parallel arrays of completions; a None record has no value (first token)."""
+        records = tuple(records)
         arrays: Json = {
             "tokens": self._names(token_ids),
             "token_logprobs": [None if r is None else finite(r.logprob) for r in records],

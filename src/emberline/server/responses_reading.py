@@ -41,7 +41,7 @@ class ItemReader:
     def read(self, output: RequestOutput) -> list[ItemPiece]:
         """What the next output, or the whole answer, adds."""
         if self._reader is None:
-            return [ItemPiece("message", output.text, output.logprobs or ())]
+            return [ItemPiece("message", output.text, tuple(output.logprobs or ()))]
         reading = self._reader.read(output)
         self._waiting += reading.tokens
         pieces = []

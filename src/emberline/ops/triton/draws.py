@@ -36,6 +36,7 @@ from emberline.ops.triton.noise import (
 from emberline.ops.triton.scores import check_rows, programs_a_row
 
 CHUNK = 2048  # columns that are summed together
+PROGRAMS = 1024  # over which rows are spread: few, as each has its best found once
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def read_windows(
     states = ChunkStates.empty(num_rows, num_chunks, logits.device)
     starts, lens = windows if windows is not None else (None, None)
     if num_rows:
-        _read_windows[(num_rows, programs_a_row(num_rows, num_chunks))](
+        _read_windows[(num_rows, programs_a_row(num_rows, num_chunks, PROGRAMS))](
             logits, starts, lens, positions, seeds, temperatures, shared,
             states.best, states.peaks, states.masses, logits.stride(0), size, num_chunks, width,
             WINDOWED=windows is not None, COUPLED=shared.dtype == torch.bool, WEIGHED=weighed,

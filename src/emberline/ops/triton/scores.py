@@ -25,7 +25,7 @@ CHUNK = 2048  # columns that are read together
 BLOCK = 128  # columns that are summed together
 BLOCKS = CHUNK // BLOCK
 MOST_TOP = 20
-PROGRAMS = 2048  # at which a GPU is full: a row is spread over fewer the more rows there are
+PROGRAMS = 4096  # over which rows are spread, more for each the fewer they are
 
 
 @triton.jit
@@ -202,7 +202,7 @@ def score_tokens(
     read = (logits, index, token_ids, asks, owners, temperatures)
     states, early = (masses, aboves, block_ranks), early_start(device)
     if num_tokens:
-        _read_row[(num_tokens, programs_a_row(num_tokens, num_chunks))](
+        _read_row[(num_tokens, programs_a_row(num_tokens, num_chunks, PROGRAMS))](
             *read, *states, logits.stride(0), size, num_chunks,
             TEMPERED=temperatures is not None, CHUNK=CHUNK, BLOCK=BLOCK, **early,
         )  # fmt: skip
@@ -245,6 +245,6 @@ def _are_readable(logits: Tensor) -> bool:
     return logits.dtype != torch.float64 and logits.stride(-1) == 1
 
 
-def programs_a_row(num_rows: int, num_chunks: int) -> int:
-    """Over how many programs to spread the chunks of a row, so that all rows fill the GPU."""
-    return max(1, min(num_chunks, PROGRAMS // max(1, num_rows)))
+def programs_a_row(num_rows: int, num_chunks: int, programs: int) -> int:
+    """Over how many programs to spread the chunks of a row, where all rows are to have so many."""
+    return max(1, min(num_chunks, programs // max(1, num_rows)))

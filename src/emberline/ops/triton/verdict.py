@@ -41,6 +41,7 @@ from emberline.ops.triton.scores import check_rows, programs_a_row
 
 ENTRIES = 8  # of a window, at least: one variant of a kernel serves most blocks
 REQS = 256  # requests that a program looks at together
+PROGRAMS = 2048  # over which rows are spread
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -321,7 +322,7 @@ def accept(
             COINS=coins, POINTS=points, ENTRIES=entries, CHUNKS=chunks, **early,
         )  # fmt: skip
     if coins and num_reqs:
-        _left_over[(num_reqs, programs_a_row(num_reqs, num_chunks))](
+        _left_over[(num_reqs, programs_a_row(num_reqs, num_chunks, PROGRAMS))](
             *drafts, temperatures, coupled, num_accepted, final_peaks, final_masses, left,
             *strides, size, num_chunks, width,
             POINTS=points, CHUNK=CHUNK, **early,

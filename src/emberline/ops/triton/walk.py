@@ -314,7 +314,8 @@ def markov_walk(
             FIRST=slot == 0, WRITES=need_logits, RANK=rank, LANES=lanes,
             ROWS=rows, WIDTH=ROWS, COLUMNS=columns, STRIPE=stripe,
             PRECISION="ieee" if w2.dtype == torch.float32 else "tf32",
-            num_stages=3 if lanes * w2.element_size() <= FAST_RANK_BYTES else 1, **early,
+            num_stages=3 if lanes * w2.element_size() <= FAST_RANK_BYTES else 1,
+            num_warps=2 if columns == stripe else 4, **early,
         )  # fmt: skip
         if need_logits:
             _settle_slot[(num_reqs,)](
