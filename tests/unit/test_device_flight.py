@@ -41,7 +41,7 @@ def test_records_are_as_wide_as_was_asked(widths: list[int | None]) -> None:
     plan = [scheduled(width) for width in widths]
     group = Group(bucket, range(len(plan)), Landing.on(numbers), None)
     flight = DeviceFlight(plan, [group], None, [], VerifyAll(), Landings(is_cuda=False))
-    records = flight.read().records
+    records = flight.read().record_runs()
     wanted: list[tuple[TokenLogprobs, ...] | None] = []
     for width, begin, end in zip(widths, bounds, bounds[1:], strict=False):
         run = [

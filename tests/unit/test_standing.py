@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from emberline.engine.logprob_run import LogprobRun, StepRecords
 from emberline.engine.outcome import Outcome
 from emberline.engine.outputs import delta
 from emberline.engine.plan import ScheduledRequest
@@ -20,10 +23,13 @@ PAGE, PROMPT, DRAFTS, LIMIT = 4, 3, 2, 200
 STOP = 9
 
 
-def make_plan(count: int, *, logprobs: int | None = None, limit: int = LIMIT) -> list[RequestState]:
+def make_plan(
+    count: int, *, logprobs: Sequence[int | None] = (), limit: int = LIMIT
+) -> list[RequestState]:
     states = []
     for serial in range(count):
-        params = SamplingParams(max_tokens=limit, logprobs=logprobs, stop_token_ids=(STOP,))
+        width = logprobs[serial] if logprobs else None
+        params = SamplingParams(max_tokens=limit, logprobs=width, stop_token_ids=(STOP,))
         states.append(
             RequestState(
                 request=Request(f"r{serial}", (1,) * PROMPT, params, stream=False),
@@ -64,6 +70,18 @@ def any_outcome(generator: np.random.Generator, plan: list[ScheduledRequest]) ->
     )
 
 
+def any_records(generator: np.random.Generator, plan: list[ScheduledRequest], outcome: Outcome):
+    widths = [entry.state.params.logprobs for entry in plan]
+    widest = max((width for width in widths if width is not None), default=0)
+    count = len(outcome.token_ids)
+    values = -generator.random((2, count, 1 + widest), dtype=np.float32)
+    tops = generator.integers(0, 99, (count, widest))
+    table = LogprobRun.of(
+        outcome.token_ids, values[0, :, 0], tops[:, 0] + 1, tops, values[1, :, 1:]
+    )
+    return StepRecords(table, outcome.start_loc, widths)
+
+
 def facts(state: RequestState) -> tuple[object, ...]:
     counts = state.num_computed, state.num_unread, state.ahead
     return state.token_ids, state.steps, counts, delta(state, lambda: 0.0)
@@ -71,20 +89,37 @@ def facts(state: RequestState) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("num_steps", [1, 2, MOST_STEPS, MOST_STEPS + 3])
 @pytest.mark.parametrize("lag", [0, 1])
-def test_what_is_written_late_is_what_happened(num_steps: int, lag: int) -> None:
+@pytest.mark.parametrize("logprobs", [(), (5, 5, 5, 5, 5), (2, None, 5, 0, None)])
+@pytest.mark.parametrize("tables", ["all", "some", "none"])
+def test_what_is_written_late_is_what_happened(
+    num_steps: int, lag: int, logprobs: tuple[int | None, ...], tables: str
+) -> None:
     generator = np.random.default_rng(num_steps)
-    late, at_once = make_plan(5), make_plan(5)
+    late, at_once = (make_plan(5, logprobs=logprobs) for _ in range(2))
     tally, expected = Counter[StepCounts](), Counter[StepCounts]()
     plans = entries(late), entries(at_once)
     for entry in (*plans[0], *plans[1]) if lag else ():  # a step is on its way already
         entry.state.launch(1, entry.draft_limit, samples=True)
     batch = StandingBatch(plans[0], PAGE, lag, tally.update)
-    for _ in range(num_steps):
+    for step in range(num_steps):
         outcome = any_outcome(generator, plans[1])
+        if logprobs:
+            records = any_records(generator, plans[1], outcome)
+            lists = [None if run is None else tuple(run) for run in records.runs()]
+            is_table = tables == "all" or (tables == "some" and step % 2 == 0)
+            outcome = replace(outcome, records=records if is_table else lists)
         batch.launch()
         assert batch.absorb(outcome)
-        for entry, run, counts in zip(plans[1], outcome.runs(), outcome.counts(), strict=True):
+        columns = zip(
+            plans[1], outcome.runs(), outcome.counts(), outcome.record_runs(), strict=True
+        )
+        for entry, run, counts, own in columns:
             state = entry.state
+            assert (own is None) == (state.params.logprobs is None)
+            if own is not None:
+                assert [record.token_id for record in own] == run
+                assert {len(record.top_ids) for record in own} == {state.params.logprobs}
+                state.held_records.append(tuple(own))
             state.launch(1, entry.draft_limit, samples=True)
             state.land(counts[2], entry.draft_limit, samples=True)
             assert append_run(state, run)[1] is None

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emberline.batch import StepShape
-from emberline.engine.device_result import ResultParts, places_of
+from emberline.engine.device_result import ScoreParts, places_of
 from emberline.engine.device_step import Bucket
 from emberline.engine.host_pace import HostPace
-from emberline.engine.logprob_run import LogprobRun
+from emberline.engine.logprob_run import LogprobRun, StepRecords
 from emberline.engine.outcome import BROKEN_ERROR, Outcome, spread
 from emberline.engine.plan import ScheduledRequest
-from emberline.engine.scoring import Records
 from emberline.verify.planner import DevicePlanner
 
 Numbers = NDArray[Any]
@@ -158,6 +157,9 @@ class DeviceFlight:
         if np.count_nonzero(ids < 0):  # its last token, of who emitted any
             last = ids[start_loc[1:] - 1] < 0
             broken = dict.fromkeys(np.flatnonzero(last & (np.diff(start_loc) > 0)), BROKEN_ERROR)
+        records = None
+        if result.scores is not None:
+            records = self._records(group, result.scores, ids, start_loc)
         return Outcome(
             token_ids=ids,
             start_loc=start_loc,
@@ -165,22 +167,15 @@ class DeviceFlight:
             num_admitted=result.num_admitted[:live],
             num_accepted=result.num_accepted[:live],
             broken=broken,
-            records=None if result.scores is None else self._records(group, result),
+            records=records,
         )
 
-    def _records(self, group: Group, result: ResultParts[Numbers]) -> Records:
-        scores = result.scores
-        assert scores is not None
+    def _records(
+        self, group: Group, scores: ScoreParts[Numbers], ids: Numbers, start_loc: Numbers
+    ) -> StepRecords:
         widths = [self.plan[place].state.request.params.logprobs for place in group.places]
-        columns = (result.token_ids, scores.logprobs, scores.ranks)
-        runs = {
-            width: LogprobRun.of(
-                *columns, scores.top_ids[:, :width], scores.top_logprobs[:, :width]
-            )
-            for width in {width for width in widths if width is not None}
-        }
-        bounds = result.emitted_start_loc.tolist()
-        return [
-            None if width is None else runs[width][begin:end]
-            for width, begin, end in zip(widths, bounds, bounds[1:], strict=False)
-        ]
+        widest = max((width for width in widths if width is not None), default=0)
+        parts = (scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs)
+        logprobs, ranks, top_ids, top_logprobs = (part[: len(ids)] for part in parts)
+        table = LogprobRun.of(ids, logprobs, ranks, top_ids[:, :widest], top_logprobs[:, :widest])
+        return StepRecords(table, start_loc, widths)

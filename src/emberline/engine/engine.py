@@ -32,7 +32,7 @@ from emberline.engine.request_state import (
     append_whole,
 )
 from emberline.engine.scheduler import Scheduler
-from emberline.engine.scoring import Records, most_scored
+from emberline.engine.scoring import most_scored
 from emberline.engine.step import StepParts
 from emberline.engine.tally import Tally
 from emberline.engine.trace import Observer
@@ -338,10 +338,7 @@ class Engine:
         self._tally.num_engine_steps += 1
         outputs, steps, scheduler = [], [], self._scheduler
         standing = scheduler.standing
-        no_records: Records = [None] * len(plan)
-        columns = zip(
-            plan, outcome.runs(), outcome.counts(), outcome.records or no_records, strict=True
-        )
+        columns = zip(plan, outcome.runs(), outcome.counts(), outcome.record_runs(), strict=True)
         for i, (entry, run, counts, records) in enumerate(columns):
             state = entry.state
             if state.slot < 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -83,6 +83,32 @@ class LogprobRun(Sequence[TokenLogprobs]):
         )
 
 
+Run = Sequence[TokenLogprobs]
+"""Records of consecutive tokens, however they are kept."""
+
+Records = list[Run | None]
+"""[B] what each request of a step is told of its tokens; None: it did not ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecords:
+    """Those of a step while they still are one table."""
+
+    table: LogprobRun  # of all tokens, request-major, with as many alternatives as anybody wants
+    start_loc: NDArray[np.int64]  # [B + 1]
+    widths: Sequence[int | None]  # [B] alternatives; None: none of them is asked for
+
+    def runs(self) -> Records:
+        """Each request's."""
+        bounds, ints, floats = self.start_loc.tolist(), self.table.ints, self.table.floats
+        if all(width == self.table.width for width in self.widths):
+            return [LogprobRun(ints[i:j], floats[i:j]) for i, j in pairwise(bounds)]
+        return [
+            None if width is None else LogprobRun(ints[i:j, : 2 + width], floats[i:j, : 1 + width])
+            for width, (i, j) in zip(self.widths, pairwise(bounds), strict=True)
+        ]
+
+
 class Part(Protocol):
     """What adds tokens to an answer: an output, or what it travels as."""
 
@@ -90,10 +116,6 @@ class Part(Protocol):
     def logprobs(self) -> Sequence[TokenLogprobs] | None:
         """Their records, where asked for."""
         ...
-
-
-Run = Sequence[TokenLogprobs]
-"""Records of consecutive tokens, however they are kept."""
 
 
 def join_logprobs(parts: Sequence[Part]) -> Run | None:

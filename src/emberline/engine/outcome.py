@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from emberline.engine.logprob_run import Records, StepRecords
 from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import Ints, RequestState, step_codes
-from emberline.engine.scoring import Records, annotate, score_emitted
+from emberline.engine.scoring import annotate, score_emitted
 from emberline.engine.step import StepResult
 from emberline.engine.step_inputs import StepInputs
 from emberline.layout import Scored
@@ -36,13 +37,19 @@ class Outcome:
     num_admitted: Ints  # [B]
     num_accepted: Ints  # [B]
     broken: dict[int, str]  # requests from whose logits nothing can be drawn, and why
-    records: Records | None = None  # [B] of what was emitted, where asked for; None: nowhere
+    records: Records | StepRecords | None = None  # of what was emitted; None: nobody asked
     predicted: NDArray[np.bool_] | None = None  # [B] whose drafts were its own prediction; None: no
 
     def runs(self) -> list[list[int]]:
         """Emitted ids of each request."""
         ids = self.token_ids.tolist()
         return [ids[begin:end] for begin, end in pairwise(self.start_loc.tolist())]
+
+    def record_runs(self) -> Records:
+        """Records of each request's, where asked for."""
+        if self.records is None:
+            return [None] * len(self.num_drafted)
+        return self.records.runs() if isinstance(self.records, StepRecords) else self.records
 
     def counts(self) -> list[StepCounts]:
         """Of each request."""
@@ -73,7 +80,7 @@ def spread(count: int, parts: Sequence[tuple[Sequence[int], Outcome]]) -> Outcom
         broken |= {places[i]: error for i, error in outcome.broken.items()}
         for place, run in zip(places, outcome.runs(), strict=True):
             runs[place] = run
-        for place, record in zip(places, outcome.records or (), strict=False):
+        for place, record in zip(places, outcome.record_runs(), strict=True):
             records[place] = record
     return Outcome(
         token_ids=np.array([i for run in runs for i in run], dtype=np.int64),

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from emberline.batch import TokenScores
-from emberline.engine.logprob_run import Run, make_records
+from emberline.engine.logprob_run import Records, make_records
 from emberline.engine.plan import ScheduledRequest
 from emberline.engine.step import StepResult
 from emberline.layout import Scored
 from emberline.sampling.logprobs import chosen_logprobs, score_tokens
 from emberline.types import ALL_LOGPROBS, Origin, TokenAnnotation, TokenLogprobs
 
-Records = list[Run | None]
 MODES = ("raw", "processed", "both")
 _NARROW = 32
 """Alternatives up to which rows are searched together."""

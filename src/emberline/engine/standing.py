@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emberline.engine.logprob_run import LogprobRun, Records, StepRecords
 from emberline.engine.outcome import Outcome
 from emberline.engine.plan import ScheduledRequest
 from emberline.engine.request_state import Ints, step_counts
@@ -105,8 +107,11 @@ class StandingBatch:
             return
         accepted: Ints = np.sum([outcome.num_accepted for outcome in landed], axis=0)
         codes = np.stack([outcome.codes() for outcome in landed], axis=1)
+        order, start_loc = _by_request(landed)
+        ids = np.concatenate([outcome.token_ids for outcome in landed])[order].tolist()
+        runs = [ids[begin:end] for begin, end in pairwise(start_loc.tolist())]
         columns = zip(
-            self.states, _runs(landed), codes.tolist(), accepted.tolist(), self._drafts, strict=True
+            self.states, runs, codes.tolist(), accepted.tolist(), self._drafts, strict=True
         )
         for state, run, kinds, num_accepted, drafts in columns:
             state.num_computed += num_launched + num_accepted
@@ -115,25 +120,32 @@ class StandingBatch:
                 state.ahead += fewer * drafts
             state.token_ids += run
             state.held_steps += kinds
-        for outcome in landed:
-            for state, records in zip(self.states, outcome.records or (), strict=False):
-                if records is not None:
-                    state.held_records.append(records)
+        for records in _records(landed, order, start_loc):
+            for state, own in zip(self.states, records, strict=True):
+                if own is not None:
+                    state.held_records.append(own)
         seen = Counter(codes.ravel().tolist())
         self._count({step_counts(code): times for code, times in seen.items()})
 
 
-def _runs(landed: Sequence[Outcome]) -> list[list[int]]:
-    """What several steps emitted, by request."""
+def _by_request(landed: Sequence[Outcome]) -> tuple[Ints | slice, Ints]:
+    """What puts the tokens of several steps in the order of requests, and [B + 1] where each is."""
     if len(landed) == 1:
-        return landed[0].runs()
+        return slice(None), landed[0].start_loc
     counts = np.stack([np.diff(outcome.start_loc) for outcome in landed])
     rows = np.tile(np.arange(counts.shape[1], dtype=np.int32), len(landed))
-    owners = np.repeat(rows, counts.ravel())
-    ids = np.concatenate([outcome.token_ids for outcome in landed])
-    by_row = ids[owners.argsort(kind="stable")].tolist()
-    ends = counts.sum(axis=0).cumsum().tolist()
-    return [by_row[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    order = np.repeat(rows, counts.ravel()).argsort(kind="stable")
+    return order, np.concatenate([[0], counts.sum(axis=0).cumsum()])
+
+
+def _records(landed: Sequence[Outcome], order: Ints | slice, start_loc: Ints) -> list[Records]:
+    """Those of all the steps, cut once where every step's are a table, else step by step."""
+    parts = [outcome.records for outcome in landed if isinstance(outcome.records, StepRecords)]
+    if len(parts) < len(landed):
+        return [outcome.record_runs() for outcome in landed if outcome.records is not None]
+    ints = np.concatenate([part.table.ints for part in parts])[order]
+    floats = np.concatenate([part.table.floats for part in parts])[order]
+    return [StepRecords(LogprobRun(ints, floats), start_loc, parts[0].widths).runs()]
 
 
 def _table(ids: Iterable[int]) -> NDArray[np.bool_]:
