@@ -97,7 +97,11 @@ def test_tables_are_joined_as_tables_and_anything_else_as_a_tuple():
     narrow = records_of(9, 1, 0)
     assert join_runs([runs[0], run_of(narrow, 0)]) == one + narrow
     assert join_runs([]) == ()
-    assert join_runs([runs[0]]) == one
+    assert join_runs([one]) is one
+    part = join_runs([runs[0][:1]])  # of a step's table, which it is not to keep
+    assert part == one[:1]
+    assert not np.shares_memory(part.ints, runs[0].ints)
+    assert not np.shares_memory(part.floats, runs[0].floats)
 
 
 def test_outputs_are_joined_where_records_were_asked_for():

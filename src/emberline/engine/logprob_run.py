@@ -127,12 +127,10 @@ def join_logprobs(parts: Sequence[Part]) -> Run | None:
 
 
 def join_runs(runs: Sequence[Run]) -> Run:
-    """Records one behind the other."""
-    if len(runs) == 1:
-        return runs[0]
+    """Records one behind the other. Tables are copied, so that no part keeps a whole step's."""
     tables = [run for run in runs if isinstance(run, LogprobRun)]
     if not runs or len(tables) < len(runs) or len({run.width for run in tables}) > 1:
-        return tuple(chain.from_iterable(runs))
+        return runs[0] if len(runs) == 1 else tuple(chain.from_iterable(runs))
     return LogprobRun(
         np.concatenate([run.ints for run in tables]),
         np.concatenate([run.floats for run in tables]),
