@@ -11,8 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from emberline.config import EngineConfig, SchedulerConfig
 from emberline.engine.engine_child import TellFound
+from emberline.engine.logprob_run import LogprobRun
 from emberline.types import (
     EngineSnapshot,
     FinishReason,
@@ -23,7 +26,6 @@ from emberline.types import (
     RequestOutput,
     SpeculationStats,
     StepCounts,
-    TokenLogprobs,
 )
 
 NAME = "scripted"
@@ -160,10 +162,12 @@ class ScriptedEngine:
             return replace(output, finish_reason=FinishReason.ABORT)
         return replace(output, finish_reason=FinishReason.LENGTH) if width == left else output
 
-    def _records(self, ids: tuple[int, ...], width: int) -> tuple[TokenLogprobs, ...]:
-        top = tuple(range(1, 1 + width))
-        values = tuple(-0.1 * i for i in top)
-        return tuple(TokenLogprobs(i, -0.1 * i, i, top, values) for i in ids)
+    def _records(self, ids: tuple[int, ...], width: int) -> LogprobRun:
+        """As tables, which is how they come from a GPU."""
+        top_ids = np.tile(np.arange(1, 1 + width), (len(ids), 1))
+        numbers = np.array(ids, dtype=np.int64)
+        values = (-0.1 * top_ids).astype(np.float32)
+        return LogprobRun.of(numbers, (-0.1 * numbers).astype(np.float32), numbers, top_ids, values)
 
 
 @dataclass(frozen=True)

@@ -120,10 +120,8 @@ class Part(Protocol):
 
 def join_logprobs(parts: Sequence[Part]) -> Run | None:
     """What consecutive parts of an answer say; None where the last one was not asked for any."""
-    if parts[-1].logprobs is None:
-        return None
-    runs = (part.logprobs for part in parts)
-    return join_runs([run for run in runs if run])
+    runs = [part.logprobs for part in parts]
+    return None if runs[-1] is None else join_runs([run for run in runs if run])
 
 
 def join_runs(runs: Sequence[Run]) -> Run:

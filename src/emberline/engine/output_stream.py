@@ -165,10 +165,13 @@ def last_word(request: Request, reason: FinishReason, message: str) -> RequestOu
 
 def num_records(part: Part) -> int:
     """Entries that an output takes when it is written: one a token, and one an alternative."""
-    if part.logprobs is None and part.prompt_logprobs is None:
-        return len(part.token_ids)
-    prompt = [record for record in part.prompt_logprobs or () if record is not None]
-    return len(part.token_ids) + num_entries(part.logprobs or ()) + num_entries(prompt)
+    logprobs = part.logprobs  # which a part may have to make
+    entries = len(part.token_ids)
+    if logprobs is not None:
+        entries += num_entries(logprobs)
+    if part.prompt_logprobs is not None:
+        entries += num_entries([record for record in part.prompt_logprobs if record is not None])
+    return entries
 
 
 def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:

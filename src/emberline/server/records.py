@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emberline.engine.detokenizer import TokenText
+from emberline.engine.logprob_run import LogprobRun
 from emberline.types import (
     LOGPROB_FLOOR,
     RequestOutput,
@@ -79,6 +80,8 @@ class RecordFormat:
 
     def chat_entries(self, records: Iterable[TokenLogprobs]) -> list[Json]:
         """`logprobs.content` of chat: one entry a record, each alternative its own token."""
+        if isinstance(records, LogprobRun):
+            return self._entries_of_tables(records)
         records = list(records)
         ids = [record.token_id for record in records]
         entries = self._chat_tokens(ids, [record.logprob for record in records])
@@ -89,6 +92,15 @@ class RecordFormat:
                 entry["processed"] = logprob | self._alternatives(record.processed)
             if record.annotation is not None:
                 entry["annotation"] = annotation_json(self.name, record.annotation)
+        return entries
+
+    def _entries_of_tables(self, run: LogprobRun) -> list[Json]:
+        """The same without a record in between: all alternatives at once."""
+        ids, tops, width = run.ints[:, 0], run.ints[:, 2:].ravel(), run.width
+        entries = self._chat_tokens(ids.tolist(), run.floats[:, 0].tolist())
+        others = self._chat_tokens(tops.tolist(), run.floats[:, 1:].ravel().tolist())
+        for i, entry in enumerate(entries):
+            entry["top_logprobs"] = others[i * width : (i + 1) * width]
         return entries
 
     def completion_arrays(
