@@ -5,8 +5,8 @@ which id. Must not know what a row is for, nor what a request asked.
 
 A row's numbers are a function of that row alone, bit for bit: torch's log-softmax over the last
 dimension reduces each row by itself, in an order that depends on V only, whatever the number of
-rows or threads (a plain sum does not: it splits a lone row over threads). Only so
-many rows of log-probabilities exist at a time, so the memory is bounded whatever N.
+rows or threads (a plain sum does not: it splits a lone row over threads). At most 16 rows of
+log-probabilities exist at a time, on a GPU 256, so the memory is bounded whatever N.
 
 Who is more likely is read off the logits: two that differ may round to one log-probability, and the
 first alternative must be the id that an argmax draws.
