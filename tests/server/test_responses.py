@@ -280,6 +280,13 @@ def test_refusals_name_the_field(server: Server, body: dict[str, Any], param: st
         assert (streamed.status_code, streamed.json()["error"]) == (400, error)
 
 
+@pytest.mark.parametrize("given", [5, True, {"role": "user", "content": "x"}])
+def test_an_input_that_is_neither_is_told_what_it_may_be(server: Server, given: object) -> None:
+    error = refusal(server, {"input": given})
+    assert error["param"] == "input"
+    assert error["message"] == "input: must be a text or a list of items"
+
+
 def test_a_refusal_speaks_of_this_api(server: Server) -> None:
     assert LOGPROBS in refusal(server, {"annotations": True})["message"]
     assert LOGPROBS in refusal(server, {"logprob_token_ids": [3]})["message"]

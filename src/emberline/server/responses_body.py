@@ -140,8 +140,10 @@ def _choice_kind(value: object) -> str:
     return "<mode>" if isinstance(value, str) else "<function>"
 
 
-def _input_kind(value: object) -> str:
-    return "<text>" if isinstance(value, str) else "<items>"
+def _input_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<items>" if isinstance(value, list) else None
 
 
 ToolChoice = Annotated[
@@ -151,7 +153,11 @@ ToolChoice = Annotated[
 ]
 Input = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[Item], Tag("<items>")],
-    Discriminator(_input_kind),
+    Discriminator(
+        _input_kind,
+        custom_error_type="input_kind",
+        custom_error_message="must be a text or a list of items",
+    ),
 ]
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
