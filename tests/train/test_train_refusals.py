@@ -268,3 +268,34 @@ def test_a_run_that_breaks_stops_and_keeps_its_checkpoint(
     assert (done / CHECKPOINT).read_bytes() == before
     assert not (done / "draft").exists()
     assert (done / "metrics.jsonl").read_text() == lines
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 48 bytes"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+    ],
+)
+def test_want_of_memory_says_what_to_lower(
+    problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        raise problem
+
+    monkeypatch.setattr("emberline.cli.train._train_draft", run_out)
+    result = CliRunner().invoke(make_app("train"), ["train", str(tmp_path / "out"), *SIZES])
+    assert result.exit_code == 2
+    assert "not enough memory: lower --sample-batch" in " ".join(result.output.split())
+
+
+def test_any_other_fault_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_badly(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("emberline.cli.train._train_draft", fail_badly)
+    result = CliRunner().invoke(make_app("train"), ["train", str(tmp_path / "out"), *SIZES])
+    assert isinstance(result.exception, RuntimeError)

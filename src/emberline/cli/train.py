@@ -141,6 +141,21 @@ def run(
             _train_draft(model, out, recipe, device, data, tensorboard)
         except (ValueError, OSError) as problem:
             fail(" ".join(str(problem).split()))
+        except (RuntimeError, MemoryError) as problem:
+            if not _wants_memory(problem):
+                raise
+            fail(
+                "there is not enough memory: lower --sample-batch or --seq-len for the text, "
+                "--seqs or --anchors for a step, or do a step in parts (--accumulate)"
+            )
+
+
+def _wants_memory(problem: Exception) -> bool:
+    """Whether PyTorch was refused memory: on a CPU it says so in words alone."""
+    import torch
+
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(problem, kinds) or "can't allocate memory" in str(problem)
 
 
 def _flags(given: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
